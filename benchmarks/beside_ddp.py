@@ -224,10 +224,10 @@ def main() -> None:
     rounds = iterations(given)
     print(f"{given.processes} processes, medians of {given.rounds} rounds of {given.steps} steps")
     for name, row in rounds.items():
-        told = {key: statistics.median(iteration[key] for iteration in row[1:]) for key in FIGURES}
+        medians = {key: statistics.median(iteration[key] for iteration in row[1:]) for key in FIGURES}
         print(
-            f"{name:12} {1e3 * told['seconds']:8.1f} ms a step, of the processor {1e3 * told['busy']:8.1f} ms, "
-            f"{told['bytes'] / 1e6:8.1f} MB"
+            f"{name:12} {1e3 * medians['seconds']:8.1f} ms a step, of the processor {1e3 * medians['busy']:8.1f} ms, "
+            f"{medians['bytes'] / 1e6:8.1f} MB"
         )
     for mine, other in PAIRS.items():
         pairs = list(zip(rounds[mine], rounds[other], strict=True))

@@ -77,9 +77,9 @@ def _compiled(*arguments: str) -> None:
         sys.exit(next((line for line in errors if "error" in line or "undefined" in line), errors[-1]))
 
 
-def instructions(said: str) -> int:
+def instructions(printed: str) -> int:
     """The median of those that were told."""
-    return int(median_low(map(int, re.findall(r"instructions (\d+)", said))))
+    return int(median_low(map(int, re.findall(r"instructions (\d+)", printed))))
 
 
 def product_rows(cmsis: Path, folder: Path) -> Iterator[str]:
@@ -100,7 +100,7 @@ def product_rows(cmsis: Path, folder: Path) -> Iterator[str]:
             executed([text], ["-std=c99", "-O3", "-ffp-contract=fast"], folder),
         ]
         maccs = rows * summed * columns
-        each = "  ".join(f"{instructions(said) / maccs:5.2f}" for said in counts)
+        each = "  ".join(f"{instructions(printed) / maccs:5.2f}" for printed in counts)
         yield f"{rows} x {summed} x {columns}: {each} a MACC by CMSIS-DSP, ours with -O2, ours with -O3 and contraction"
 
 
@@ -117,11 +117,11 @@ def our_step(
 def aifes_row(aifes: Path, folder: Path) -> str:
     """Its step on four samples."""
     sources = [BESIDE / "aifes.c", *sorted((aifes / "src").rglob("*.c"))]
-    said = executed(sources, [f"-I{aifes / 'src'}", "-O2"], folder)
+    printed = executed(sources, [f"-I{aifes / 'src'}", "-O2"], folder)
     ours, program = our_step(4, folder)
-    held = re.findall(r"bytes (\d+)", said)[0]
+    held = re.findall(r"bytes (\d+)", printed)[0]
     return (
-        f"a step on 4 samples: AIfES {instructions(said):,} instructions, {int(held):,} bytes of parameters and "
+        f"a step on 4 samples: AIfES {instructions(printed):,} instructions, {int(held):,} bytes of parameters and "
         f"training memory; ours {ours:,} instructions, {program.firmware.rooms.ram:,} bytes"
     )
 
@@ -155,8 +155,8 @@ def trainlib_rows(trainlib: Path, folder: Path) -> Iterator[str]:
     for plan in ("fused-update", "epilogue-update"):
         ours, program = our_step(1, folder, plan)
         contracted, _ = our_step(1, folder, plan, ["-ffp-contract=fast"])
-        said = f"{contracted:,} where products and sums are contracted, as theirs are"
-        yield f"    ours under {plan} {ours:,} instructions, {said}, {program.firmware.rooms.ram:,} bytes in all"
+        printed = f"{contracted:,} where products and sums are contracted, as theirs are"
+        yield f"    ours under {plan} {ours:,} instructions, {printed}, {program.firmware.rooms.ram:,} bytes in all"
 
 
 WEIGHTS = 64 * 64 + 64 * 32 + 32 * 10 + 64 + 32 + 10

@@ -176,8 +176,8 @@ def lines(asked: list[tuple[Question, Any]]) -> Iterator[str]:
         found = [answer for _, answer in own]
         checksum = hashlib.sha256(json.dumps([sorted(numbers(one)) for one in found], default=str).encode())
         first = found[0]
-        told = first if isinstance(first, str) else json.dumps({key: first[key] for key in HEAD if key in first})
-        yield f"{group}\t{checksum.hexdigest()[:12]}\t{told[:110]}"
+        summary = first if isinstance(first, str) else json.dumps({key: first[key] for key in HEAD if key in first})
+        yield f"{group}\t{checksum.hexdigest()[:12]}\t{summary[:110]}"
 
 
 def main() -> int:

@@ -180,8 +180,8 @@ def outcome(kind: str) -> str:
     try:
         module, inputs = built(kind)
     except Exception as error:  # any error of a class that has other needs than these sizes
-        said = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
-        return f"| {kind} | not built | | | | PyTorch: {type(error).__name__}: {said} |"
+        message = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
+        return f"| {kind} | not built | | | | PyTorch: {type(error).__name__}: {message} |"
     signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:

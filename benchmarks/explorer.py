@@ -70,10 +70,10 @@ def started() -> tuple[subprocess.Popen[str], str, float]:
     command = [sys.executable, "-m", "learncost.cli.command", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
-    told = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
-    if told is None:
+    address = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
+    if address is None:
         sys.exit("the server said no address")
-    return server, told[0], time.perf_counter() - begun
+    return server, address[0], time.perf_counter() - begun
 
 
 def ended(server: subprocess.Popen[str]) -> None:
@@ -116,17 +116,17 @@ def dragged(browser: Any, address: str) -> tuple[list[float], dict[str, Any], in
         times.append(page.evaluate(MOVE, place))
         page.wait_for_timeout(20)
     page.wait_for_timeout(2000)
-    under_way, most = set[Any](), 0
+    in_flight, most = set[Any](), 0
 
     def asked(request: Any) -> None:
         nonlocal most
         if "/api/document" in request.url:
-            under_way.add(request)
-            most = max(most, len(under_way))
+            in_flight.add(request)
+            most = max(most, len(in_flight))
 
     page.on("request", asked)
     for how_it_ended in ("requestfinished", "requestfailed"):
-        page.on(how_it_ended, lambda request: under_way.discard(request))
+        page.on(how_it_ended, lambda request: in_flight.discard(request))
     burst = page.evaluate(DRAG, BURST)
     page.wait_for_timeout(2000)
     page.close()

@@ -41,18 +41,18 @@ def line_of(family: str) -> str:
     read = lc.layer(read_module(module, inputs).text)
     typed = lc.from_module(module)
     ledgers = lc.cost(typed, batch_size=BATCH, price_book="matmul", **lengths), lc.cost(read, price_book="matmul")
-    told = [_products(*ledgers)]
+    findings = [_products(*ledgers)]
     model = build(replace(typed, learned=None))  # what learns is of no interest to a forward pass
     sizes = run_sizes(model, BATCH, lengths.get("seq_len"), lengths.get("target_len"))
     ours, theirs = _by_kind(model.table, sizes), _by_kind(read.table, read.sizes)
     apart = {name: theirs[name] - ours[name] for name in sorted(ours | theirs) if theirs[name] != ours[name]}
     total = f"run {sum(ours.values()):,}, read {sum(theirs.values()):,}"
-    told.append(
+    findings.append(
         f"{total}: {', '.join(f'{name} {count:+,}' for name, count in apart.items())}" if apart else "run equal"
     )
     if family in COUNTED_OTHERWISE:
-        told.append(f"its code runs {COUNTED_OTHERWISE[family](module.config):,} FLOPs of products more forward")
-    return f"{family}: {'; '.join(told)}"
+        findings.append(f"its code runs {COUNTED_OTHERWISE[family](module.config):,} FLOPs of products more forward")
+    return f"{family}: {'; '.join(findings)}"
 
 
 def _products(typed: Any, read: Any) -> str:

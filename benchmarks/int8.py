@@ -97,7 +97,7 @@ def taken(configuration: Configuration, learning: Mapping[str, Any]) -> str:
     return f"{program_memory.ram:,} | {program_memory.arena:,} | {program_memory.constants:,} | {maccs:,}"
 
 
-def said(right: list[float]) -> str:
+def accuracy_text(right: list[float]) -> str:
     """Mean and deviation."""
     return f"{100 * statistics.mean(right):.1f} ± {100 * statistics.stdev(right):.1f} %"
 
@@ -115,7 +115,7 @@ def frozen(configuration: Configuration, epochs: int) -> None:
     for seed in SEEDS:
         training = lc.Training(configuration, "bp", "momentum", weights=known[seed], dtype=np.float32)
         before.append(learned(training, *sideways, 0, seed)[1])
-    print(f"| nothing | fp32 | | {said(before)} | | | | |")
+    print(f"| nothing | fp32 | | {accuracy_text(before)} | | | | |")
     cases = {
         "everything": {},
         "head": {"train": "W3,b3"},
@@ -130,7 +130,10 @@ def frozen(configuration: Configuration, epochs: int) -> None:
                 return lc.Training(configuration, **learning, **more)
 
             rate, right = best(made, *sideways, epochs)
-            print(f"| {name} | {precision} | {rate:g} | {said(right)} | {taken(configuration, learning)} |", flush=True)
+            print(
+                f"| {name} | {precision} | {rate:g} | {accuracy_text(right)} | {taken(configuration, learning)} |",
+                flush=True,
+            )
 
 
 def codes(configuration: Configuration, epochs: int) -> None:
@@ -149,7 +152,9 @@ def codes(configuration: Configuration, epochs: int) -> None:
 
             rate, right = best(made, *data, epochs)
             taken_here = taken(configuration, learning)
-            print(f"| {optimizer} | {precision} | {rate * factor:g} | {said(right)} | {taken_here} |", flush=True)
+            print(
+                f"| {optimizer} | {precision} | {rate * factor:g} | {accuracy_text(right)} | {taken_here} |", flush=True
+            )
 
 
 def integers(configuration: Configuration, epochs: int) -> None:
@@ -175,7 +180,7 @@ def integers(configuration: Configuration, epochs: int) -> None:
     rate = max((rate * 10 for rate in RATES), key=lambda rate: shares(0, rate)[0])
     reported = [shares(seed, rate)[1] for seed in SEEDS]
     print("| precision | rate | right | RAM | arena | flash | MACCs |\n|---|---|---|---|---|---|---|")
-    print(f"| integer-only | {rate:g} | {said(reported)} | {taken(configuration, learning)} |", flush=True)
+    print(f"| integer-only | {rate:g} | {accuracy_text(reported)} | {taken(configuration, learning)} |", flush=True)
 
     print(f"A step on an emulated Cortex-M0 with 16 KiB of RAM: {on_microbit(configuration, settings, learning)}")
 

@@ -98,7 +98,7 @@ class Started(Protocol):
     def poll(self) -> int | None:
         """Its exit code, once it has ended."""
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it and all that it started wrote."""
 
 
@@ -111,7 +111,7 @@ class Torchrun:
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=self._out)
         self.pid, self.poll = self._process.pid, self._process.poll
 
-    def said(self) -> str:
+    def output(self) -> str:
         self._out.seek(0)
         return self._out.read()
 
@@ -137,7 +137,7 @@ class Forked:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
-    def said(self) -> str:
+    def output(self) -> str:
         self._out.seek(0)
         return self._out.read()
 
@@ -206,14 +206,14 @@ def ended(process: Started, others: Sequence[int] = (), seconds: float = math.in
     until = time.monotonic() + seconds
     try:
         while (code := process.poll()) is None or any(map(is_there, others)):
-            assert time.monotonic() < until, f"processes are left: {process.said()}"
+            assert time.monotonic() < until, f"processes are left: {process.output()}"
             time.sleep(0.02)
     finally:
         for pid in {*others, *(workers(process.pid) if process.poll() is None else ()), process.pid}:
             with suppress(OSError):
                 if process.poll() is None or pid != process.pid:
                     os.kill(pid, signal.SIGKILL)
-    return code, process.said()
+    return code, process.output()
 
 
 def _signal(pid: int, number: int) -> None:
@@ -246,8 +246,8 @@ def weights(run: Path) -> dict[str, np.ndarray]:
 
 def whole(grid: str, ops: Sequence[str], given: argparse.Namespace) -> None:
     """A run that nobody interrupts."""
-    code, said = ended(begun(grid, ops, given))
-    assert code == 0, said
+    code, output = ended(begun(grid, ops, given))
+    assert code == 0, output
 
 
 def life(
@@ -284,13 +284,13 @@ def life(
     for victim in kinds[kind] if killed else ():
         _signal(victim, signal.SIGKILL)
     _signal(process.pid, signal.SIGCONT)
-    code, said = ended(process, others, WITHIN)
+    code, output = ended(process, others, WITHIN)
     if code == 0:
         return False
-    assert killed, said
-    assert said.count("is gone") <= 1, said
-    ours = [line for line in said.splitlines() if line.startswith("learncost:") and "is gone" not in line]
-    assert not ours, said
+    assert killed, output
+    assert output.count("is gone") <= 1, output
+    ours = [line for line in output.splitlines() if line.startswith("learncost:") and "is gone" not in line]
+    assert not ours, output
     after = steps_of(run)
     assert after >= promised, f"checkpoint {promised} was complete, and {after} is left"
     found[kind] += 1
@@ -322,9 +322,9 @@ def by_engine(given: argparse.Namespace) -> None:
             frozen = PRECISIONS[precision].quantized
             ops += PATHS.split() if frozen and not frozen.learns else []
             alone, run = place / f"{engine}-{precision}", place / f"{engine}-{precision}-killed"
-            code, said = ended(begun("1", [*ops, "--out", str(alone)], given))
+            code, output = ended(begun("1", [*ops, "--out", str(alone)], given))
             if code:
-                print(f"{engine} {precision}: refused, {said.splitlines()[-1]}", flush=True)
+                print(f"{engine} {precision}: refused, {output.splitlines()[-1]}", flush=True)
                 continue
             kills = 0
             while kills < given.kills:

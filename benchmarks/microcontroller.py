@@ -92,8 +92,8 @@ class Trained:
         binary = str(self.folder / "host")
         command = ["cc", "-std=c99", "-O2", f"-I{self.folder}", *flags, *sources, "-o", binary]
         subprocess.run(command, check=True)
-        said = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
-        last = [line for line in said.splitlines() if line.startswith("epoch")][-1]
+        printed = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
+        last = [line for line in printed.splitlines() if line.startswith("epoch")][-1]
         chosen, right = re.findall(r"(?:by|right)/10000 (\d+)", last)
         return int(chosen) / 1e4, int(right) / 1e4
 
@@ -107,11 +107,11 @@ class Trained:
         sources = [self.folder / "main.c", self.folder / "net.c"]
         ram = 2**18 if self.program.firmware.program_memory.ram + 4096 < 2**18 else 2**20
         built = build(board, sources, self.folder, ram, 2**20, ["-DRATE=0.01f", "-DSEED=1", "-DEPOCHS=1"])
-        said = run(built, 1800)
+        printed = run(built, 1800)
         numbers = {
             name: int(found[1])
             for name in ("instructions a step", "stack")
-            if (found := re.search(rf"{name} (\d+)", said))
+            if (found := re.search(rf"{name} (\d+)", printed))
         }
         price = lc.price(self.program.tables["step"], self.program.sizes, lc.book("run"))
         return {

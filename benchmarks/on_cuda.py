@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 import torch
 from measure import show
-from on_gpu.asked import Asked, Row, said
+from on_gpu.asked import Asked, Row, message_of
 
 COLUMNS: Mapping[str, Sequence[str]] = {
     "values": ("off",),
@@ -121,12 +121,12 @@ def main() -> None:
             try:
                 for row in sections[section]():
                     rows.append(row)
-                    told = (f"{key}={_cell(value)}" for key, value in row.items() if key not in SILENT)
-                    print(*told, file=sys.stderr, flush=True)
+                    cells = (f"{key}={_cell(value)}" for key, value in row.items() if key not in SILENT)
+                    print(*cells, file=sys.stderr, flush=True)
                     if given.json:
                         given.json.write_text(json.dumps(everything | {section: rows}), encoding="utf-8")
             except Exception as error:  # the next section goes on
-                rows.append({"what": section, "error": said(error)})
+                rows.append({"what": section, "error": message_of(error)})
             everything[section] = rows
             columns = COLUMNS[section]
             show(

@@ -153,10 +153,10 @@ def most_of_a_module(case: Case, devices: Any) -> tuple[int, int]:
     }
     own = case.model, case.shape, case.dtype if of_ddp else "fp32", case.setting, "fused"  # else weights are floats
     flags |= {"accumulate": case.microbatches}
-    said = peaks.predicted(*own, number * case.microbatches, **flags)
+    predicted = peaks.predicted(*own, number * case.microbatches, **flags)
     run = partial(peaks.train, *own, wrapped(case, devices), case.microbatches)
     with letting_go(distributed, ("all_gather_single", "reduce_scatter_single", "all_reduce")):
-        return said, min(apart(run)[1] for _ in range(TRIES))
+        return predicted, min(apart(run)[1] for _ in range(TRIES))
 
 
 def predicted(case: Case) -> Any:

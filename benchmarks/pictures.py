@@ -88,8 +88,8 @@ def asked(ops: list[str], path: Path) -> Asked:
                 return Asked(line, spent, wrong=fault(path))
         except Exception:  # what must not come is what is looked for
             return Asked(line, time.process_time() - begun, wrong=traceback.format_exc())
-    told = " ".join(error.getvalue().split())
-    return Asked(line, spent, told, "" if code == 2 and not path.exists() else f"exit code {code}")
+    message = " ".join(error.getvalue().split())
+    return Asked(line, spent, message, "" if code == 2 and not path.exists() else f"exit code {code}")
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     given = parser.parse_args()
     begin, counts, refused, failed = time.monotonic(), Counter[bool | None](), Counter[str](), 0
-    todo, ended, said = cases(given), 0, time.monotonic()
+    todo, ended, reported_at = cases(given), 0, time.monotonic()
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         for ended, (name, checks) in enumerate(run(todo, given.log, given.workers), 1):
@@ -166,8 +166,8 @@ def main() -> int:
                 if check.passed is False:
                     failed += 1
                     print(f"{name}\n    {check.compared}: {check.found[:300]}", flush=True)
-            if time.monotonic() > said + PROGRESS:
-                said = time.monotonic()
+            if time.monotonic() > reported_at + PROGRESS:
+                reported_at = time.monotonic()
                 print(f"{ended:,} of {len(todo):,} cases, {failed:,} failures", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         kept = f"; {given.log} has them, and the same command goes on from there" if given.log else ""

@@ -162,7 +162,7 @@ def _family(name: str) -> tuple[Table, Mapping[str, int]]:
     return model.table, {**run_sizes(model, LENGTHS["B"], None, None), **LENGTHS, **model.sizes}
 
 
-def said(trip: RoundTrip) -> str:
+def difference_text(trip: RoundTrip) -> str:
     """What came of it, in a line."""
     ops = [f"{trip.apart:.0e}"]
     for book, (forward, step) in trip.written.items():
@@ -188,7 +188,7 @@ def main() -> None:
         if not any(part in name for part in only):
             continue
         try:
-            print(f"{name}: {said(round_trip(*case()))}", flush=True)
+            print(f"{name}: {difference_text(round_trip(*case()))}", flush=True)
         except InputError as error:
             print(f"{name}: refused: {error}", flush=True)
 

@@ -165,8 +165,8 @@ def written(model: Published) -> dict[str, Any]:
     lines += f"{body}\nsizes: {model.sizes}\n"
     lines += f"{EVALUATION}\n{_body(evaluation)}\nsizes: {model.sizes}\n" if evaluation else ""
     (TABLES / f"{model.name}.table").write_text(lines, encoding="utf-8")
-    said = settings_of(module.config)
-    usual = {key: value for key, value in said.items() if key not in model.config}
+    settings = settings_of(module.config)
+    usual = {key: value for key, value in settings.items() if key not in model.config}
     print(f"{model.name}: {count:,} parameters, {len(body.splitlines())} lines", flush=True)
     return {**entry, "parameters": count, "config": model.config, "usual": usual}
 

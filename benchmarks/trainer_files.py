@@ -137,7 +137,7 @@ def compare_peaks(folder: Path) -> None:
         given = {"on": "cuda"} | ({"mesh": f"dp={row['devices']}"} if "devices" in row else {})
         owner, name, path = row["file"].split("/", 2)
         at = folder / owner / (f"{name}@{row['commit']}" if "commit" in row else name)
-        said = f"{row['file']} {row.get('scenario', '')} {row.get('given', '')}".strip()
+        scenario = f"{row['file']} {row.get('scenario', '')} {row.get('given', '')}".strip()
         try:
             if "scenario" in row:
                 with chdir(at), TemporaryDirectory(dir=at) as place:
@@ -147,11 +147,11 @@ def compare_peaks(folder: Path) -> None:
             else:
                 peak = lc.memory(lc.request_of(str(at / path), **given, **row.get("given", {}))).peak
         except InputError as error:
-            print(f"{said}: {str(error).removeprefix(f'{folder}/')[:150]}")
+            print(f"{scenario}: {str(error).removeprefix(f'{folder}/')[:150]}")
             continue
         error = peak / published - 1
         errors[row["kind"]].append(abs(error))
-        print(f"{said}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
+        print(f"{scenario}: {peak / 1e9:.2f} GB, {published / 1e9:.2f} {row['kind']}, {error:+.1%}")
     for kind, every in errors.items():
         near, listed = sum(error <= 0.1 for error in every), sum(row["kind"] == kind for row in rows)
         print(f"{kind}: {median(every):.1%} in the median of {len(every)}; {near} of all {listed} within 10 %")

@@ -499,9 +499,9 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
     except Exception as error:  # whatever a package or PyTorch raises is told, not hidden
         return f"| {name} | failed | | | | {type(error).__name__}: {str(error).splitlines()[:1]} |".replace("|:", ":")
     ours, theirs = (f"{a:,} / {b:,}" for a, b in (counts.table, counts.torch))
-    said = "equal" if counts.equal else f"{theirs}; {counts.reason or 'not explained'}"
-    told = [f"{apart.parameters:,}", f"{apart.value:.0e}", f"{apart.gradient:.0e}", ours, said]
-    return f"| {name} | {' | '.join(map(str, told))} |"
+    explanation = "equal" if counts.equal else f"{theirs}; {counts.reason or 'not explained'}"
+    cells = [f"{apart.parameters:,}", f"{apart.value:.0e}", f"{apart.gradient:.0e}", ours, explanation]
+    return f"| {name} | {' | '.join(map(str, cells))} |"
 
 
 def operators() -> str:
@@ -514,16 +514,18 @@ def operators() -> str:
 
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
     every = [getattr(each, name) for each in packets if hasattr(each, "overloads") for name in each.overloads()]
-    ways: dict[str, list[str]] = {way: [] for way in ("a rule", "lines here", "PyTorch's decomposition", "nothing")}
+    origins: dict[str, list[str]] = {
+        origin: [] for origin in ("a rule", "lines here", "PyTorch's decomposition", "nothing")
+    }
     for core in (each for each in every if torch.Tag.core in each.tags):
         name, parts = operator_name(core), torch._decomp.decomposition_table.get(core)
         known = [rule_of(name, RULES), rule_of(name, WRITTEN_OUT), parts and not is_of_primitives(parts)]
-        ways[next((way for way, reads in zip(ways, known, strict=False) if reads), "nothing")].append(name)
-    said = ", ".join(f"{len(names)} by {way}" for way, names in ways.items())
+        origins[next((origin for origin, reads in zip(origins, known, strict=False) if reads), "nothing")].append(name)
+    by_origin = ", ".join(f"{len(names)} by {origin}" for origin, names in origins.items())
     rules = f"{len(RULES)} names with {len({*RULES.values()})} rules, {len(COMPLEX_RULES)} names of complex numbers"
     return (
-        f"{sum(map(len, ways.values()))} core operators: {said}\n{rules}, {len(WRITTEN_OUT)} written out\n"
-        f"By nothing, as backward passes, tensors without a gradient or opaque: {', '.join(ways['nothing'])}"
+        f"{sum(map(len, origins.values()))} core operators: {by_origin}\n{rules}, {len(WRITTEN_OUT)} written out\n"
+        f"By nothing, as backward passes, tensors without a gradient or opaque: {', '.join(origins['nothing'])}"
     )
 
 

@@ -246,9 +246,9 @@ def books_page() -> str:
         for word, own in book.ops.items():
             each = ("" if n is None else str(n) for n in (own.body, own.gradient, own.jacobian))
             words.setdefault((f"`{word}`", *each, own.source), []).append(f"`{book.name}`")
-        for (layer, line), said in book.overrides.items():
-            counts = (print_reading.breakable(c) for c in (said.maccs, said.flops))
-            lines.setdefault((layer, f"`{line}`", *counts, said.source), []).append(f"`{book.name}`")
+        for (layer, line), override in book.overrides.items():
+            counts = (print_reading.breakable(c) for c in (override.maccs, override.flops))
+            lines.setdefault((layer, f"`{line}`", *counts, override.source), []).append(f"`{book.name}`")
     books = ((f"`{b.name}`", b.title, b.source) for b in every().values())
     rows = (
         (

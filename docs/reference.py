@@ -43,8 +43,8 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def described(name: str) -> dict[str, str]:
     """What is said of every parameter, here or in the function whose meaning the docstring takes over."""
-    said = docstring(public(name))
-    each = [one for one in said.params if one.args[0] == "param"]
+    documented = docstring(public(name))
+    each = [one for one in documented.params if one.args[0] == "param"]
     own = {name: one.description or "" for one in each for name in one.arg_name.split(", ")}
     elsewhere = _ELSEWHERE.search(inspect.getdoc(public(name)) or "")
     return described(elsewhere[1]) | own if elsewhere else own
@@ -53,8 +53,8 @@ def described(name: str) -> dict[str, str]:
 def attributes(name: str) -> dict[str, str]:
     """Return the descriptions of the fields of a record, those that it inherits last."""
     parents = [base for base in getattr(public(name), "__mro__", ()) if is_dataclass(base) and _ours(base)]
-    said = (one for base in parents for one in docstring(base).params)
-    return {one.arg_name: one.description or "" for one in said if one.args[0] == "attribute"}
+    documented = (one for base in parents for one in docstring(base).params)
+    return {one.arg_name: one.description or "" for one in documented if one.args[0] == "attribute"}
 
 
 def members(name: str) -> Iterator[tuple[str, Any, str]]:
@@ -105,7 +105,7 @@ def summary(name: str) -> str:
 def section(name: str) -> str:
     """One name: its signature, what it is, what it takes and gives, an example."""
     thing = public(name)
-    said = docstring(thing)
+    documented = docstring(thing)
     text = (inspect.getdoc(thing) or "").partition("\n\n")[2]
     text = re.split(r"^\w+\n-{3,}$", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
     parts = [f"# {name}", f"```python\n{_heading(name)}\n```", summary(name)]
@@ -122,11 +122,14 @@ def section(name: str) -> str:
         parts += ["## Attributes", _definitions(attributes(name).items(), name)]
     if inspect.isclass(thing) and (own := list(members(name))):
         parts += ["## Methods and properties", "\n\n".join(_member(*one, name) for one in own)]
-    if said.returns and said.returns.description:
-        kind_of = linked(f"`{said.returns.type_name}`", name)
-        parts += ["## Returns", f"{kind_of}: {linked(said.returns.description, name)}"]
-    if said.raises:
-        parts += ["## Errors", _definitions([(e.type_name or "", e.description or "") for e in said.raises], name)]
+    if documented.returns and documented.returns.description:
+        kind_of = linked(f"`{documented.returns.type_name}`", name)
+        parts += ["## Returns", f"{kind_of}: {linked(documented.returns.description, name)}"]
+    if documented.raises:
+        parts += [
+            "## Errors",
+            _definitions([(e.type_name or "", e.description or "") for e in documented.raises], name),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,13 +139,13 @@ def example_of(name: str) -> str:
 
 
 def _member(member: str, value: Any, heading: str, name: str) -> str:
-    said = docstring(value.fget if isinstance(value, property) else value)
-    text = linked(said.short_description or "", name)
-    if said.long_description:
-        text += "\n\n" + linked(said.long_description, name)
+    documented = docstring(value.fget if isinstance(value, property) else value)
+    text = linked(documented.short_description or "", name)
+    if documented.long_description:
+        text += "\n\n" + linked(documented.long_description, name)
     parts = [f"### {member}", f"```python\n{heading}\n```" if heading != member else "", text]
-    if said.params:
-        parts.append(_definitions([(one.arg_name, one.description or "") for one in said.params], name))
+    if documented.params:
+        parts.append(_definitions([(one.arg_name, one.description or "") for one in documented.params], name))
     return "\n\n".join(part for part in parts if part)
 
 

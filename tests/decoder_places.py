@@ -162,7 +162,7 @@ def places_of(values, weights, theirs, stacks, block=None):
     ends = {"wte": (f"{embedding}.weight", plain), "ln_f": (f"{last}.weight", plain)} | norm("ln_f", last)
     ends |= linear("head.W", "head.b", "embed_out" if "embed_out.weight" in theirs else "lm_head", transposed, plain)
     ends |= norm("ln_embedding", "transformer.word_embeddings_layernorm")
-    ends |= {f"project_{way}": (f"model.decoder.project_{way}.weight", transposed) for way in ("in", "out")}
+    ends |= {f"project_{side}": (f"model.decoder.project_{side}.weight", transposed) for side in ("in", "out")}
     ends["wpe"] = (
         "model.decoder.embed_positions.weight" if values["model_type"] == "opt" else "transformer.wpe.weight",
         plain,

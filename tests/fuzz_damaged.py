@@ -177,8 +177,8 @@ def tried(chance: random.Random, case: Case, folder: Path) -> list[str]:
 
 def wrong(answer: Called) -> str:
     """What is wrong with how a command ended: a training says how it goes before it says what is wrong."""
-    said = answer.err.splitlines(keepends=True)
-    ours = "".join(line for line in said if line.startswith("learncost: "))
+    printed = answer.err.splitlines(keepends=True)
+    ours = "".join(line for line in printed if line.startswith("learncost: "))
     if answer.code == 2 and "Traceback" not in answer.err:
         return ending(Called(answer.line, 2, "", ours, answer.seconds))
     return ending(answer) or ("Traceback" in answer.err and "a traceback on standard error") or ""
@@ -320,6 +320,6 @@ def header(chance: random.Random, path: Path) -> str:
     row = json.loads(content[8 : 8 + length])
     what = changed_value(chance, row)
     text = json.dumps(row).encode()
-    said = chance.choice((len(text), len(text), len(text), len(text) + 1, 0, 2**40, 2**64 - 1))
-    path.write_bytes(said.to_bytes(8, "little") + text + content[8 + length :])
+    size = chance.choice((len(text), len(text), len(text), len(text) + 1, 0, 2**40, 2**64 - 1))
+    path.write_bytes(size.to_bytes(8, "little") + text + content[8 + length :])
     return f"header ({what}) of"

@@ -86,9 +86,9 @@ def tried(chance: random.Random, folder: Path) -> str:
     answer = call(line)
     refused = "".join(text for text in answer.err.splitlines(keepends=True) if not text.startswith(READ))
     fault = ending(replace(answer, err=refused))
-    said = f"{fault}: {line}: {path.read_bytes()[:900]!r}" if fault else ""
+    report = f"{fault}: {line}: {path.read_bytes()[:900]!r}" if fault else ""
     shutil.rmtree(folder)
-    return said
+    return report
 
 
 def mutated(chance: random.Random) -> bytes:

@@ -82,16 +82,16 @@ def begun(number, command, **settings):
 def ended(processes, seconds=240):
     """Exit codes and what was said, by process; none is left."""
     try:
-        said = [process.communicate(timeout=seconds) for process in processes]
+        printed = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in processes], [out + err for out, err in said]
+    return [process.returncode for process in processes], [out + err for out, err in printed]
 
 
 def worked(number, jobs, folder, worker=WORKER.name):
     """What so many workers found in the steps of their jobs. Trainings leave their folders."""
     import_module(worker.removesuffix(".py"))  # what it imports is imported here, for all of them
-    codes, said = ended(begun(number, [str(WORKER.with_name(worker)), json.dumps(jobs), str(folder)]))
-    assert codes == [0] * number, "\n".join(said)
+    codes, printed = ended(begun(number, [str(WORKER.with_name(worker)), json.dumps(jobs), str(folder)]))
+    assert codes == [0] * number, "\n".join(printed)
     return json.loads((folder / "steps.json").read_text()) if jobs.get("steps") else None

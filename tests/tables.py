@@ -17,11 +17,11 @@ def text_of(model: Model) -> str:
     outputs = " ".join(names.get(name, name) for name in table.outputs)
     head = f"{table.title}({' '.join(table.inputs)}; {' '.join(table.weights)}) -> {outputs}"
     sizes = {size: number for size, number in model.sizes.items() if size in size_names(table)}
-    said = [f"sizes: {' '.join(f'{size}={number}' for size, number in sizes.items())}"]
-    said += [f"frozen: {' '.join(frozen)}"] if frozen else []
-    said += [f"unread: {model.configuration.unread}"] if model.configuration.unread else []
-    said += _roles(table)
-    return "\n".join([head, *(f"  {line}" for line in (*said, *_lines(table, table.lines, names)))])
+    declarations = [f"sizes: {' '.join(f'{size}={number}' for size, number in sizes.items())}"]
+    declarations += [f"frozen: {' '.join(frozen)}"] if frozen else []
+    declarations += [f"unread: {model.configuration.unread}"] if model.configuration.unread else []
+    declarations += _roles(table)
+    return "\n".join([head, *(f"  {line}" for line in (*declarations, *_lines(table, table.lines, names)))])
 
 
 def _roles(table: Table) -> list[str]:

@@ -325,8 +325,8 @@ def test_autograd_has_no_paths_of_experts():
 def test_the_first_line_says_what_experts_are_stored_in():
     """bitsandbytes quantizes linear modules, as which transformers has experts before version 5."""
     asked = {"precision": "qlora", "lora": "attention", "seq_len": 16}
-    for module, said in (("transformers", "bf16"), ("transformers-4", "4 bits")):
+    for module, experts in (("transformers", "bf16"), ("transformers-4", "4 bits")):
         found = lc.memory("mixtral-8x7b", module=module, **asked)
-        assert found.experts == said
-        assert f"in nf4-double (experts in {said}) by eager" in str(found).replace("\n", " ")
+        assert found.experts == experts
+        assert f"in nf4-double (experts in {experts}) by eager" in str(found).replace("\n", " ")
     assert lc.memory("llama-3.2-1b", **asked).experts == ""

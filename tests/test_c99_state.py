@@ -225,10 +225,10 @@ def test_the_header_says_the_models_name_its_axes_how_it_begins_and_what_is_in_t
     assert "Classifier: one step of bp with sgd" in head
     assert "For B = 4, under no plan" in head
     assert "Weights begin as the Classifier that was read has them" in head
-    said = re.search(r"Of the arena ([\d,]+) bytes are in use at .*? of step: (.*?)\.\s", head)
-    assert said
-    parts = [int(size.replace(",", "")) for size in re.findall(r" (\d{1,3}(?:,\d{3})*)(?=, |$)", said[2])]
-    total = int(said[1].replace(",", ""))
+    peak = re.search(r"Of the arena ([\d,]+) bytes are in use at .*? of step: (.*?)\.\s", head)
+    assert peak
+    parts = [int(size.replace(",", "")) for size in re.findall(r" (\d{1,3}(?:,\d{3})*)(?=, |$)", peak[2])]
+    total = int(peak[1].replace(",", ""))
     assert sum(parts) == total <= source.program.firmware.program_memory.arena
     assert "legit_functional" not in re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
 
@@ -255,8 +255,8 @@ def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> No
 
 
 @pytest.mark.one_in(every=5)
-@pytest.mark.parametrize(("entry", "said"), [("both", True), ("predict", True), ("step", False)])
-def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said: bool) -> None:
+@pytest.mark.parametrize(("entry", "is_noted"), [("both", True), ("predict", True), ("step", False)])
+def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, is_noted: bool) -> None:
     """A table has no running statistics, nor has a module that keeps none; of others nothing is said."""
     text = """mine(X targets share; W) -> loss
       H[B d] = normalize[B](X[B d], 1e-05[])
@@ -269,7 +269,9 @@ def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said
     sizes: d=5 v=3
     """
     says = "mine has no running statistics: a prediction normalizes H by the mean and variance of the 4"
-    assert (says in re.sub(r"\s+\* ", " ", lc.emit(lc.layer(text), "c99", batch_size=4, entry=entry).header)) is said
+    assert (
+        says in re.sub(r"\s+\* ", " ", lc.emit(lc.layer(text), "c99", batch_size=4, entry=entry).header)
+    ) is is_noted
     kept = layer_of("twice")
     assert "has no running statistics" not in lc.emit(kept, "c99", batch_size=4, entry=entry).header
 

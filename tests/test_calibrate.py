@@ -143,7 +143,7 @@ FP32 = ("rates", "operators", "fp32")
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (("learncost_calibration", 2), "not a calibration of this version"),
         (("name", "two\nlines"), "name must be one line of text"),
@@ -168,10 +168,10 @@ FP32 = ("rates", "operators", "fp32")
         ((*FP32, "bandwidth", "places", [1.0, 2.0]), "bandwidth needs one value per size"),
     ],
 )
-def test_a_foreign_file_is_refused_in_one_line(keys, said):
+def test_a_foreign_file_is_refused_in_one_line(keys, message):
     with pytest.raises(lc.InputError) as error:
         calibration(changed(*keys), "own.json")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "own.json" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -248,11 +248,11 @@ def test_numpy_operations_are_what_they_are_called():
     np = pytest.importorskip("numpy")
     from learncost.calibration.operations import NumPyBench
 
-    for way in ("NN", "TN", "NT"):
-        product = NumPyBench().product(way, 3, 4, 5)
+    for orientation in ("NN", "TN", "NT"):
+        product = NumPyBench().product(orientation, 3, 4, 5)
         left, right = product.args
         assert (left.shape, right.shape) == ((3, 5), (5, 4))
-        assert (left.flags.c_contiguous, right.flags.c_contiguous) == (way[0] == "N", way[1] == "N")
+        assert (left.flags.c_contiguous, right.flags.c_contiguous) == (orientation[0] == "N", orientation[1] == "N")
         np.testing.assert_array_equal(product(), left @ right)
     bench = NumPyBench()
     bench.move(1000)()
@@ -267,10 +267,10 @@ def test_operators_of_pytorch_run():
     checked(bench)
     names = [name for name, _, _ in bench.ops()]
     assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add"} <= set(names)
-    for way in ("NN", "TN", "NT"):
-        left, right = factors(way, 3, 4, 5, bench.dtype, bench.device)
+    for orientation in ("NN", "TN", "NT"):
+        left, right = factors(orientation, 3, 4, 5, bench.dtype, bench.device)
         assert (left.shape, right.shape) == ((3, 5), (5, 4))
-        assert (left.is_contiguous(), right.is_contiguous()) == (way[0] == "N", way[1] == "N")
+        assert (left.is_contiguous(), right.is_contiguous()) == (orientation[0] == "N", orientation[1] == "N")
 
 
 def test_kernels_run():

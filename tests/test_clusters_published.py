@@ -63,13 +63,21 @@ def test_what_is_not_known_is_not_answered():
 def test_a_row_of_any_source():
     """What a row says is taken by its words; what it does not say, or of which nothing is known, is not guessed."""
     sizes = {"hidden": 12288, "heads": 96, "layers": 96, "vocab": 51200, "seq": 2048}
-    way = {"tp": 8, "pp": 8, "interleave": 3, "micro_batch": 1, "global_batch": 64, "gpus": 64, "recompute": "full"}
+    parallel = {
+        "tp": 8,
+        "pp": 8,
+        "interleave": 3,
+        "micro_batch": 1,
+        "global_batch": 64,
+        "gpus": 64,
+        "recompute": "full",
+    }
     row = {
         "id": "x",
         "quantity": "time",
         "value": 18.13,
         "unit": "s",
-        "config": {**sizes, **way, "device": "A100 80GB"},
+        "config": {**sizes, **parallel, "device": "A100 80GB"},
     }
     assert abs(answer(row).off) < 0.05  # Korthikanti et al. 2022, table 5
     same = {**row, "value": 140, "unit": "TFLOP/s", "quantity": "hardware TFLOP/s a GPU"}
@@ -77,7 +85,8 @@ def test_a_row_of_any_source():
     assert answer(same).predicted * 1e12 * 64 * answer(row).predicted == pytest.approx(printed, rel=1e-3)
     assert answer({**row, "unit": "furlongs"}).why.startswith("its unit is furlongs")
     assert (
-        "lacks 'micro_batch'" in answer({**row, "config": {**sizes, **way, "micro_batch": None, "device": "A100"}}).why
+        "lacks 'micro_batch'"
+        in answer({**row, "config": {**sizes, **parallel, "micro_batch": None, "device": "A100"}}).why
     )
     assert answer({**row, "config": {**row["config"], "parallel": {"model_parallel": 144}}}).why.startswith("it is cut")
     misspelt = {key if key != "recompute" else "recomputes": value for key, value in row["config"].items()}

@@ -40,7 +40,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("cost", "needs MODEL"),
         ("compare --json", "needs MODEL"),
@@ -131,8 +131,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("explain norm --optimizer adamm", "the nearest is 'adamw'"),
     ],
 )
-def test_what_is_wrong_is_one_line(line, said, capsys):
-    assert said in refused(line.split(), capsys)
+def test_what_is_wrong_is_one_line(line, message, capsys):
+    assert message in refused(line.split(), capsys)
 
 
 @pytest.mark.parametrize(

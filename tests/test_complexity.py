@@ -165,7 +165,7 @@ def test_the_command(form, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--hidden-size 7 --num-attention-heads 2", "7 is not a multiple of its 2 heads"),
         ("--hidden-size 0", "hidden-size must be a whole number"),
@@ -177,6 +177,6 @@ def test_the_command(form, capsys):
         ("gpt2", "complexity takes no arguments; unexpected argument 'gpt2'"),
     ],
 )
-def test_refusals(arguments, said, capsys):
+def test_refusals(arguments, message, capsys):
     assert main(["complexity", *arguments.split()]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

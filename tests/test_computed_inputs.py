@@ -160,18 +160,18 @@ def test_what_is_made_is_made_once_and_not_written_on():
 
 
 @pytest.mark.parametrize(
-    ("rope", "said"),
+    ("rope", "message"),
     [
         ({"rope_type": "mrope"}, "llama has no frequency of the kind 'mrope'; there are default, linear, dynamic"),
         ({"rope_type": "dynamic"}, "of the kind 'dynamic without a factor'"),
     ],
 )
-def test_angles_that_a_family_does_not_have_are_refused(rope, said):
+def test_angles_that_a_family_does_not_have_are_refused(rope, message):
     keys = {"rope_parameters": rope, **SIZES}
     configuration = read({"model_type": "llama", **keys})
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         lc.cost(configuration, seq_len=4)
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         computed_inputs(configuration, {"M": 4})
 
 

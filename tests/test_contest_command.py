@@ -123,7 +123,7 @@ def test_ctrl_c_prints_what_is_there(number):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "contest requires DATA"),
         ("digts", "no such file or folder: digts; or DATA is digits"),
@@ -158,11 +158,11 @@ def test_ctrl_c_prints_what_is_there(number):
         ("LICENSE --model gtp2", "did you mean 'gpt2'"),
     ],
 )
-def test_what_is_wrong_is_one_line(line, said, capsys, monkeypatch):
+def test_what_is_wrong_is_one_line(line, message, capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
     assert main(["contest", *line.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     (last,) = err.splitlines()
     assert last.startswith("learncost: ")
-    assert said in last
+    assert message in last

@@ -87,7 +87,7 @@ def test_equal_memory_is_the_largest_batch_that_fits(kind):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "amount"),
+    ("text", "kind", "amount"),
     [
         ("steps:300", "steps", 300),
         ("flops:2e10", "flops", 2 * 10**10),
@@ -98,16 +98,16 @@ def test_equal_memory_is_the_largest_batch_that_fits(kind):
         ("seconds:60", "seconds", 60),
     ],
 )
-def test_budgets_as_they_are_written(said, kind, amount):
-    assert budget(said) == Budget(kind, amount)
+def test_budgets_as_they_are_written(text, kind, amount):
+    assert budget(text) == Budget(kind, amount)
 
 
 @pytest.mark.parametrize(
-    "said", ["", "300", "steps", "steps:", "steps:-3", "steps:0", "steps:1.5", "steps:5MB", "time:3", "memory:5XB"]
+    "text", ["", "300", "steps", "steps:", "steps:-3", "steps:0", "steps:1.5", "steps:5MB", "time:3", "memory:5XB"]
 )
-def test_budgets_that_are_none(said):
+def test_budgets_that_are_none(text):
     with pytest.raises(lc.InputError, match="budget"):
-        budget(said)
+        budget(text)
 
 
 def test_budgets_that_are_not_enough_or_too_much():

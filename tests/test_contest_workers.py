@@ -43,11 +43,11 @@ def test_processes_learn_what_one_process_does_and_end_when_asked():
         assert held("mlp", "steps:2", workers=two, stop=stop.is_set, **more).stopped
 
 
-def pid(shared, told):
+def pid(shared, messages):
     return os.getpid()
 
 
-def die(shared, told):
+def die(shared, messages):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -205,11 +205,11 @@ def test_flop_counter_mode_over_transformers(attention, device, dropout):
     with FlopCounterMode(display=False) as counter:
         module(input_ids=tokens, labels=tokens).loss.backward()
     device_name = {"cpu": "CPU", "meta": "meta"}[device]
-    counter_said = {counter.name: counter for counter in lc.conventions("gpt2", **BLOCK).counters}[
+    predicted = {counter.name: counter for counter in lc.conventions("gpt2", **BLOCK).counters}[
         f"FlopCounterMode, {device_name}, in all"
     ]
     fused = attention == "sdpa" and not dropout  # with dropout the CPU has no fused kernel
-    assert counter.get_total_flops() == (counter_said.fused if fused else counter_said.by_matmul)
+    assert counter.get_total_flops() == (predicted.fused if fused else predicted.by_matmul)
 
 
 # Published numbers of one Llama.
@@ -349,8 +349,10 @@ def test_identify_finds_every_convention(model):
     expected += [(f"{counter.name}, attention by matmul", counter.by_matmul, "") for counter in conventions.counters]
     for name, value, part in expected[::3]:
         for number in (value, f"{value:.3e}"):
-            ways = lc.conventions(model, identify=number, **lengths).identified.matches
-            assert any(way.convention == name and part in way.part and way.per == "a step" for way in ways), name
+            matches = lc.conventions(model, identify=number, **lengths).identified.matches
+            assert any(
+                match.convention == name and part in match.part and match.per == "a step" for match in matches
+            ), name
     sequence = lc.conventions(
         model, identify=conventions["matmul"].counts.forward.flops // 2, **lengths
     ).identified.matches

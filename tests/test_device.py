@@ -22,19 +22,19 @@ DEVICES = ["cpu:0", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda
 
 @pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", WAYS)
-def test_losses_and_weights_are_those_of_numpy(way, device):
+@pytest.mark.parametrize("precision", WAYS)
+def test_losses_and_weights_are_those_of_numpy(precision, device):
     sides = []
-    for options in (Options(engine="numpy", **way), Options(engine="torch", device=device, **way)):
+    for options in (Options(engine="numpy", **precision), Options(engine="torch", device=device, **precision)):
         training = engine(small("gpt2"), options)
         model = training._training.model
         losses = [training.step(random_data(model, 4, 6, 5, seed=step), 0.1) for step in range(4)]
         sides.append((losses, training.weights))
     (losses, weights), (theirs, their_weights) = sides
-    near = 1e-9 if way["dtype"] == "fp64" else 1e-2
+    near = 1e-9 if precision["dtype"] == "fp64" else 1e-2
     assert theirs == pytest.approx(losses, rel=near)
     assert losses[0] != losses[-1]
-    if way["dtype"] == "fp64":  # in bf16 AdamW's first steps go either way where a gradient is next to nothing
+    if precision["dtype"] == "fp64":  # in bf16 AdamW's first steps go either way where a gradient is next to nothing
         assert all(their_weights[name] == pytest.approx(array, rel=near, abs=near) for name, array in weights.items())
     assert f"on PyTorch's operators on {device}" in training.says
 

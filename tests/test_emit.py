@@ -261,7 +261,7 @@ def test_the_numbers_keep_their_type(backend):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("emit", "needs SUBJECT"),
         ("emit atention", "no layer or model is called 'atention'; did you mean 'attention'"),
@@ -279,12 +279,12 @@ def test_the_numbers_keep_their_type(backend):
         ("emit norm --output no/such/folder.py", "cannot be written: there is no folder no/such"),
     ],
 )
-def test_what_is_wrong_is_one_line(line, said, capsys):
+def test_what_is_wrong_is_one_line(line, message, capsys):
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
 
 
 def test_other_things_are_refused():

@@ -278,10 +278,10 @@ def test_a_kernel_is_of_the_sizes_that_are_constants_in_it() -> None:
     names = []
     for axis in ("a", "b"):
         line = parse_line(f"Z[{axis}] = X[{axis}] + Y[{axis}]")
-        told = ([line], dict.fromkeys("XYZ", (axis,)), frozenset("Z"))
+        lines = ([line], dict.fromkeys("XYZ", (axis,)), frozenset("Z"))
         dtypes = dict.fromkeys("XYZ", "fp32")
-        kernels.note(*told, dtypes)
-        names.append(kernels.written(*told, "added", dtypes).name)
+        kernels.note(*lines, dtypes)
+        names.append(kernels.written(*lines, "added", dtypes).name)
     assert len({*names}) == 2
 
 

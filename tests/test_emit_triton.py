@@ -441,7 +441,7 @@ def test_attention_is_the_librarys_where_it_has_no_window(head: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"precision": "int8"}, "supports only fp32 or fp64 or bf16-masters: give engine='graph'"),
         ({"on": "raspberry-pi-5"}, "requires a GPU in on"),
@@ -449,8 +449,8 @@ def test_attention_is_the_librarys_where_it_has_no_window(head: int) -> None:
         ({"procedure": "decode", "context": 2}, "runs training steps on one GPU: give engine='graph'"),
     ],
 )
-def test_what_the_engine_cuda_lacks_names_one_that_has_it(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(lc.InputError, match=said):
+def test_what_the_engine_cuda_lacks_names_one_that_has_it(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(lc.InputError, match=message):
         lc.cost("gpt2", **{"engine": "cuda", "on": "H100-SXM", "seq_len": 7, **GPT2, **asked})
 
 
@@ -571,7 +571,7 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     step.device, step._replay, step._captured, step._memory = "cuda", None, refused, None  # type: ignore[assignment]
     step.deterministic, step._kernels = True, SimpleNamespace()
     step.program = SimpleNamespace(functions=())  # type: ignore[assignment]
-    for error, said in (
+    for error, message in (
         (TritonError("at 3:4:\n    tl.dot(a)\nout of resource: shared memory\n"),
          "does not compile in Triton: out of resource: shared memory: give --device cpu"),
         (torch.OutOfMemoryError("CUDA out of memory."), "cuda has no memory left for workspaces: give a smaller"),
@@ -579,7 +579,7 @@ def test_what_a_gpu_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
          "cumsum_cuda_kernel does not have a deterministic implementation: remove --deterministic"),
     ):  # fmt: skip
         raised.append(error)
-        with pytest.raises(lc.InputError, match=said):
+        with pytest.raises(lc.InputError, match=message):
             step._run()
     build: dict[str, Any] = {"__name__": "triton.runtime.build", "check_call": subprocess.check_call}
     exec("def captured(*_): check_call(['false'])", build)  # as where no C compiler works

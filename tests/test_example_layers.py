@@ -50,12 +50,12 @@ def gru(X, H, W, U, b, c):
 def bidirectional(X, H, G, W, U, b, V, R, c):
     both = ((W, U, b, ""), (V, R, c, "_reverse"))
     weights = {
-        f"weight_{kind}_l0{way}": names_way[place]
-        for *names_way, way in both
+        f"weight_{kind}_l0{direction}": of_direction[place]
+        for *of_direction, direction in both
         for place, kind in enumerate(("ih", "hh"))
     }
-    weights |= {f"bias_ih_l0{way}": bias for _, _, bias, way in both}
-    weights |= {f"bias_hh_l0{way}": torch.zeros_like(bias) for _, _, bias, way in both}
+    weights |= {f"bias_ih_l0{direction}": bias for _, _, bias, direction in both}
+    weights |= {f"bias_hh_l0{direction}": torch.zeros_like(bias) for _, _, bias, direction in both}
     module = nn.RNN(X.shape[2], H.shape[1], bidirectional=True)
     Y, _ = with_weights(module, weights)(X, torch.stack((H, G)))
     return (Y,)

@@ -145,10 +145,10 @@ def test_the_file_of_a_trainer_is_dropped_on_the_page(opened: Watched, address: 
     drop(text)
     step = lc.cost("llama-3-8b", "recompute", batch_size=8, seq_len=2048, **LEARNS)
     until(page, f"{step.total.flops:,} FLOPs")
-    said = page.text_content("#problem")
-    assert "qlora.yaml: axolotl" in said
-    assert "Not counted: liger_rms_norm" in said
-    assert "Not on this page: --" in said
+    notice = page.text_content("#problem")
+    assert "qlora.yaml: axolotl" in notice
+    assert "Not counted: liger_rms_norm" in notice
+    assert "Not on this page: --" in notice
     drop(text.replace("meta-llama/Meta-Llama-3-8B", "nobody/knows-this"))
     until(page, "'nobody/knows-this' is no known preset", "#problem")
     drop("just words\n")
@@ -173,8 +173,8 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
 
     def worked() -> float:
         """Seconds that a processor has worked for the page: others are at work on the machine of the tests, too."""
-        told = metrics.send("Performance.getMetrics")["metrics"]
-        return next(metric["value"] for metric in told if metric["name"] == "ThreadTime")
+        metrics_sent = metrics.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics_sent if metric["name"] == "ThreadTime")
 
     times = []
     for at in range(10):

@@ -63,7 +63,7 @@ def client() -> Iterator[TestClient]:
         yield test_client
 
 
-def said(*ops: str) -> tuple[int, dict[str, Any], str]:
+def answered(*ops: str) -> tuple[int, dict[str, Any], str]:
     """What a command answers: its exit code, its JSON, its one line."""
     with redirect_stdout(io.StringIO()) as screen, redirect_stderr(io.StringIO()) as error:
         code = main([*ops, "--json"])
@@ -75,14 +75,14 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     ops = [op for name, value in flags.items() for op in (f"--{name}", value)]
-    code, cost, error = said("cost", str(path), *ops, "--by", "equation")
+    code, cost, error = answered("cost", str(path), *ops, "--by", "equation")
     answer = client.post("/api/document", params=flags, json=config)
     if code:
         message = answer.json().get("error")
         assert answer.status_code == 400, (error, answer.text[:200])
         family = config["model_type"]  # by which a page calls what came without a name
-        told = error.replace(f"{path} has", f"{family} has").replace(str(path), "config.json")
-        assert message.partition(": ")[2][-30:] in told or message in told
+        refusal = error.replace(f"{path} has", f"{family} has").replace(str(path), "config.json")
+        assert message.partition(": ")[2][-30:] in refusal or message in refusal
         return None
     if answer.status_code == 400 and answer.json()["error"].startswith("a report"):
         return None
@@ -102,7 +102,7 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
             **{name: value for name, value in flags.items() if name in OF_MEMORY or "layers" in name},
         }
         ops = [op for name, value in for_memory.items() for op in (f"--{name}", value)]
-        code, memory, error = said("memory", str(path), *ops, "--engine", document["memory"]["engine"])
+        code, memory, error = answered("memory", str(path), *ops, "--engine", document["memory"]["engine"])
         assert not code, error
         assert int(document["memory"]["peak"]) == memory["peak"]
     return dict(document)

@@ -89,10 +89,10 @@ def test_a_file_is_priced_as_its_step(number: int, tmp_path: Path, capsys: pytes
     assert made.added == (10**9 if target == "deepspeed" else 0)
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_a_file_cannot_say_is_refused_by_name(said: str) -> None:
-    target, asked = REFUSED[said]
-    with pytest.raises(InputError, match=f"^a file of .* cannot express .*{re.escape(said)}"):
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_a_file_cannot_say_is_refused_by_name(reason: str) -> None:
+    target, asked = REFUSED[reason]
+    with pytest.raises(InputError, match=f"^a file of .* cannot express .*{re.escape(reason)}"):
         exported(asked, NODES, target_of(target))
 
 

@@ -362,9 +362,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("values", "said"), REFUSED, ids=lambda one: str(one)[:40])
-def test_what_is_not_supported_is_refused_in_one_line(values, said):
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda one: str(one)[:40])
+def test_what_is_not_supported_is_refused_in_one_line(values, message):
     with pytest.raises(InputError) as problem:
         build(configure("-", {}, io.StringIO(json.dumps(values))))
-    assert said in str(problem.value)
+    assert message in str(problem.value)
     assert "\n" not in str(problem.value)

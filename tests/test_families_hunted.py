@@ -80,7 +80,7 @@ def test_kinds_of_attention_that_are_null():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"model_type": "llama", "per_layer_config": {"0": {"intermediate_size": 5}}}, "per_layer_config"),
         ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "'old with two norms'"),
@@ -93,9 +93,9 @@ def test_kinds_of_attention_that_are_null():
         ({"model_type": "deberta-v2", "attention_head_size": 5}, "only 64 is"),
     ],
 )
-def test_keys_that_change_sizes(values, said):
+def test_keys_that_change_sizes(values, message):
     """transformers builds other weights by them, and those of DeBERTa, Falcon and Phi do not fit together."""
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         build(read(values))
 
 

@@ -252,8 +252,8 @@ def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made
     for layer, own in read_file(file).get("layers", {}).items():
         own = {} if isinstance(own, str) else own
         for when in [rewriting["when"] for rewriting in own.get("rewrite", ()) if "when" in rewriting]:
-            for way in (True, False):
-                assert any((when, way) in made(heir).chosen for heir in heirs(file)), (layer, when, way)
+            for value in (True, False):
+                assert any((when, value) in made(heir).chosen for heir in heirs(file)), (layer, when, value)
 
 
 @pytest.mark.one_in(every=26)

@@ -364,5 +364,5 @@ def test_a_table_without_lengths_says_its_own_sizes(tmp_path: Path, capsys: pyte
     sizes = "--B 8 --s 4 --c 6 --f 5"
     for kind in ("procedures", "conventions"):
         assert main(f"figure {kind} {table} {sizes} -o {tmp_path / kind}.svg".split()) == 0
-        assert "B = 8" in (said := " ".join(capsys.readouterr().out.split()))
-        assert "1 token" not in said + (tmp_path / f"{kind}.svg").read_text()
+        assert "B = 8" in (printed := " ".join(capsys.readouterr().out.split()))
+        assert "1 token" not in printed + (tmp_path / f"{kind}.svg").read_text()

@@ -376,7 +376,7 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("weights", "inputs", "said"),
+    ("weights", "inputs", "message"),
     [
         ({"w": 2, "v": 3}, {"X": (2, 2), "T": 2}, "regression has no weight v"),
         ({}, {"X": (2, 2), "T": 2}, "the weight w is missing"),
@@ -384,8 +384,8 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
         ({"w": 2}, {"X": (2, 2)}, "T.B. is missing"),
     ],
 )
-def test_a_layer_of_ones_own_is_given_what_it_has_and_no_more(weights, inputs, said):
+def test_a_layer_of_ones_own_is_given_what_it_has_and_no_more(weights, inputs, message):
     layer = lc.layer("regression(X T; w) -> loss\n  P[B] = X[B d] w[d]\n  E[B] = P[B] - T[B]\n  loss[] = E[B] E[B]\n")
     arrays, named = ({name: np.zeros(size) for name, size in sizes.items()} for sizes in (weights, inputs))
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         lc.LayerTraining(layer, arrays).step(**named)

@@ -360,7 +360,7 @@ def test_a_model_s_lines_stand_as_they_are_in_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "layer"),
+    ("called", "layer"),
     [
         *[("mha", "attention"), ("MultiHeadAttention", "attention"), ("Multi-Head-Attention", "attention")],
         *[("nn.MultiheadAttention", "attention"), ("GQA", "grouped_attention"), ("SwiGLU", "gated_feed_forward")],
@@ -369,8 +369,8 @@ def test_a_model_s_lines_stand_as_they_are_in_its_table() -> None:
         *[("layer_norm", "norm"), ("nn.LayerNorm", "norm"), ("RNN", "recurrent"), ("MLA", "latent_attention")],
     ],
 )
-def test_what_people_call_layers(said: str, layer: str) -> None:
-    assert formulas(said).layer == explain(said).layer == layer
+def test_what_people_call_layers(called: str, layer: str) -> None:
+    assert formulas(called).layer == explain(called).layer == layer
 
 
 def test_usual_names_are_of_one_layer_each() -> None:

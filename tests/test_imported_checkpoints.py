@@ -273,10 +273,10 @@ def test_gradient_checkpointing_of_transformers_is_counted(name, reentrant):
         def forward(self, x):
             return self.inner(x).logits
 
-    x, said = (
+    x, description = (
         (torch.randn(2, 3, 16, 16), "float B 3 16 16") if name == "vit" else (torch.randint(50, (2, 6)), "int B 6")
     )
-    cost = lc.cost(lc.from_module(Logits(), {"x": said}), price_book="torch-flop-counter", B=2)
+    cost = lc.cost(lc.from_module(Logits(), {"x": description}), price_book="torch-flop-counter", B=2)
     assert cost.total.flops == counted(Logits(), x)
 
 

@@ -35,13 +35,13 @@ CASES = [
 
 
 @pytest.mark.one_in(every=7)
-@pytest.mark.parametrize(("shape", "said", "centers", "named"), CASES)
-def test_distances_cost_what_pytorch_runs(shape, said, centers, named):
+@pytest.mark.parametrize(("shape", "description", "centers", "named"), CASES)
+def test_distances_cost_what_pytorch_runs(shape, description, centers, named):
     module, x = Near(centers, **named), torch.randn(shape)
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
-    sizes = {"B": shape[0]} if "B" in said else {}
-    read = lc.from_module(module, {"x": said})
+    sizes = {"B": shape[0]} if "B" in description else {}
+    read = lc.from_module(module, {"x": description})
     for book in ("matmul", "torch-flop-counter"):
         assert lc.cost(read, price_book=book, **sizes).total.flops == counter.get_total_flops()
     apart = parity(module, (x,), read_module(module, (x,)))
@@ -87,8 +87,8 @@ def test_an_affine_grid_is_a_product(sides, align_corners):
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
     assert torch.ops.aten.bmm in counter.get_flop_counts()["Global"]
-    for said, sizes in (("float 3 6", {}), ("float B 6", {"B": 3})):
-        layer = lc.from_module(module, {"x": said})
+    for description, sizes in (("float 3 6", {}), ("float B 6", {"B": 3})):
+        layer = lc.from_module(module, {"x": description})
         for book in ("matmul", "torch-flop-counter"):
             assert lc.cost(layer, price_book=book, **sizes).total.flops == counter.get_total_flops()
     apart = parity(module, (x,), read_module(module, (x,)))

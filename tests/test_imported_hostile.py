@@ -219,15 +219,15 @@ def asserts(m, x):
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("said", REFUSED, ids=[f"refusal{place}" for place in range(len(REFUSED))])
-def test_it_is_refused_in_one_line(said):
-    with pytest.raises(lc.InputError, match=said) as caught:
-        lc.from_module(REFUSED[said](), (torch.randn(3, 6, requires_grad=True),))
+@pytest.mark.parametrize("name", REFUSED, ids=[f"refusal{place}" for place in range(len(REFUSED))])
+def test_it_is_refused_in_one_line(name):
+    with pytest.raises(lc.InputError, match=name) as caught:
+        lc.from_module(REFUSED[name](), (torch.randn(3, 6, requires_grad=True),))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x float 3 6", r"no colon after the name of the input: write 'x: float 3 6'"),
         ("float 3 6", r"no colon .* write 'x: float 3 6'"),
@@ -237,8 +237,8 @@ def test_it_is_refused_in_one_line(said):
         ("x: float B 6 grad", r"write `gradient` for its gradient, not 'grad'"),
     ],
 )
-def test_what_is_nearly_an_input_is_told_how_it_is_written(text, said):
-    with pytest.raises(lc.InputError, match=said):
+def test_what_is_nearly_an_input_is_told_how_it_is_written(text, message):
+    with pytest.raises(lc.InputError, match=message):
         parse_input(text)
 
 
@@ -305,5 +305,5 @@ def test_products_that_nothing_reads_are_said(symbols):
     assert layer.unused.at(sizes) == 2 * 3 * 6 * 4 * 3 + 2 * 2 * 3 * 3 * 4
     assert "Nothing reads a result of linear linear, matmul, scaled_dot_product_attention." in layer.source
     assert lc.layer(str(layer)).unused == layer.unused
-    said = "16 B^2 + 144 B" if symbols else "576"
-    assert f"{said} FLOPs are excluded" in " ".join(str(lc.cost(layer, **sizes)).split())
+    formula = "16 B^2 + 144 B" if symbols else "576"
+    assert f"{formula} FLOPs are excluded" in " ".join(str(lc.cost(layer, **sizes)).split())

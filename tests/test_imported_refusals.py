@@ -45,9 +45,9 @@ def test_a_mask_of_a_transformer_is_no_branch_on_values(decodes, mask):
     x, given = torch.randn(2, 6, 16), nn.Transformer.generate_square_subsequent_mask(6)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(x, given).sum().backward()
-    for as_run, said in ((False, "B M"), (True, "2 6")):
-        square = said.rpartition(" ")[2]
-        inputs = {"x": f"float {said} 16", "mask": f"float {square} {square}"}
+    for as_run, sizes in ((False, "B M"), (True, "2 6")):
+        square = sizes.rpartition(" ")[2]
+        inputs = {"x": f"float {sizes} 16", "mask": f"float {square} {square}"}
         model = lc.from_module(module, inputs, as_run=as_run)
         cost = lc.cost(model, price_book="matmul", **({} if as_run else {"B": 2, "M": 6}))
         assert cost.total.flops == counter.get_total_flops()

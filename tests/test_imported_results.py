@@ -62,11 +62,11 @@ class Labelled(nn.Module):
 
 
 def test_integers_and_booleans_among_the_results_are_left_out_by_name():
-    said = []
+    notices = []
     given = {"x": torch.randn(2, 4), "places": torch.arange(2)}
-    text, _ = table_of(Labelled(), given, "Labelled", ImportOptions(), ImportObserver(say=said.append))
+    text, _ = table_of(Labelled(), given, "Labelled", ImportOptions(), ImportObserver(say=notices.append))
     left_out = "the table has no lines for output 1 (int64), 3 (bool), 5 (int64) of 5"
-    assert said == [f"Labelled: {left_out}"]
+    assert notices == [f"Labelled: {left_out}"]
     assert f"% T{left_out[1:]}." in text
     assert list(lc.layer(text).table.outputs) == ["linear"]
 

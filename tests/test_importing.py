@@ -98,7 +98,7 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("idx", "has neither a type nor a value: write it as in 'idx: int B M'"),
         ("idx: integr B", "has the unknown type 'integr'"),
@@ -113,10 +113,10 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
         ("pair: (float B 8, float B 8)", "describe each tensor in a tuple"),
     ],
 )
-def test_what_is_no_input_is_refused(text, said):
+def test_what_is_no_input_is_refused(text, message):
     with pytest.raises(InputError) as refused:
         parse_input(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_an_input_is_said_once_and_its_letters_have_one_example():
@@ -156,7 +156,7 @@ def test_what_the_users_code_prints_goes_to_standard_error(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("two.py:biuld", "has no 'biuld'; did you mean 'build'?|has no 'biuld'.*build"),
         ("two.py:needs", "needs width: write a function without arguments"),
@@ -166,9 +166,9 @@ def test_what_the_users_code_prints_goes_to_standard_error(folder, capsys):
         ("broken.py:build", r"broken.py failed: .*broken.py:1: "),
     ],
 )
-def test_what_does_not_build_a_module_is_refused_in_one_line(folder, name, said):
+def test_what_does_not_build_a_module_is_refused_in_one_line(folder, name, message):
     (folder / "broken.py").write_text("def build(:\n")
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         built(target(f"{folder}/{name}"), False, lambda text: None)
     assert "\n" not in str(refused.value)
 
@@ -184,12 +184,12 @@ def test_inputs_are_held_against_forward(folder):
     module = built(target(f"{folder}/two.py:build"), False, pytest.fail).module
     ordered = checked(parse_inputs(["flag = true", "x: float B 4"]), module, "two.py:build")
     assert [each.name for each in ordered] == ["x", "flag"]
-    for texts, said in (
+    for texts, message in (
         (["y: float B 4"], r"no input is called 'y'.*two.py:build takes forward\(x, mask=None, \*, flag=False\)"),
         ([], r"the input x is missing; two.py:build takes forward"),
         (["x.0: float B 4"], r"no input is called 'x.0'"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             checked(parse_inputs(texts), module, "two.py:build")
 
 
@@ -404,7 +404,7 @@ def test_a_branch_on_values_is_refused_with_the_users_line_or_taken_as_one_run_t
 
 
 @pytest.mark.parametrize(
-    ("inputs", "more", "said"),
+    ("inputs", "more", "message"),
     [
         ({"y": "float B 4"}, {}, "no input is called 'y'"),
         ({"x": "float B 5"}, {}, "Branches cannot be exported: .*test_importing.py:"),
@@ -413,15 +413,15 @@ def test_a_branch_on_values_is_refused_with_the_users_line_or_taken_as_one_run_t
         ((torch.ones(3, 4), 1, 2), {}, r"3 inputs are given, but Branches takes forward\(x, times=None\)"),
     ],
 )
-def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
+def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, message):
     import learncost as lc
 
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         lc.from_module(Branches(), inputs, **more)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         (
             lambda lc: lc.from_module(Branches, {"x": "float B 4"}),
@@ -436,10 +436,10 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         ),
     ],
 )
-def test_what_is_no_model_in_python_is_told_in_one_line(asked, said):
+def test_what_is_no_model_in_python_is_told_in_one_line(asked, message):
     import learncost as lc
 
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         asked(lc)
 
 
@@ -583,7 +583,7 @@ def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder, caps
 
 
 @pytest.mark.parametrize(
-    ("ops", "said"),
+    ("ops", "message"),
     [
         (["cost", "gpt2", "--input", "x: int B"], "--input requires an imported module"),
         (["import", "gpt2"], "'gpt2' is not a Python module to import: write FILE.py:NAME"),
@@ -600,12 +600,12 @@ def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder, caps
         (["train", ".", "--input", "x: int B"], "unknown flag '--input'"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(ops, said, capsys):
+def test_what_is_typed_wrong_is_one_line(ops, message, capsys):
     from learncost.cli.command import main
 
     assert main(ops) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert not captured.out
 
@@ -629,8 +629,8 @@ def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
     assert main(["figure", "macro-operations", *ops, "-o", "figure.svg"]) == 0
     assert "two.py:Blocks" in capsys.readouterr().out
     assert "two.py:Blocks" in (folder / "page.html").read_text()
-    told = "learncost cost two.py:Blocks --input 'x: float B 4' --batch-size 2"
-    assert told in (folder / "page.html").read_text()
+    command = "learncost cost two.py:Blocks --input 'x: float B 4' --batch-size 2"
+    assert command in (folder / "page.html").read_text()
 
 
 def test_sides_that_stay_open_give_what_fixed_ones_give():

@@ -145,13 +145,13 @@ def test_no_helper_for_floating_point_is_called(program, tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     flags = ("-mcpu=cortex-m0", "-mthumb", "-std=c99", "-O2", "-c", f"{program.prefix}.c", "-o", "program.o")
     subprocess.run(("arm-none-eabi-gcc", *flags), cwd=tmp_path, check=True)
-    said = subprocess.run(("arm-none-eabi-nm", "-u", "program.o"), cwd=tmp_path, check=True, capture_output=True)
-    needs = said.stdout.decode().replace("U", "").split()
+    symbols = subprocess.run(("arm-none-eabi-nm", "-u", "program.o"), cwd=tmp_path, check=True, capture_output=True)
+    needs = symbols.stdout.decode().replace("U", "").split()
     assert set(needs) <= {"__aeabi_idiv", "__aeabi_uidiv", "__aeabi_idivmod", "__aeabi_uidivmod", "memset", "memcpy"}
 
 
 @pytest.mark.parametrize(
-    ("text", "learning", "said"),
+    ("text", "learning", "message"),
     [
         (NET.replace("relu", "tanh"), {}, "integer-only does not support tanh, in line: .*tanh"),
         (NET, {"optimizer": "adamw"}, "adamw has no integer form"),
@@ -159,8 +159,8 @@ def test_no_helper_for_floating_point_is_called(program, tmp_path):
         (NET, {"procedure": "fa"}, "replaces weights in the backward pass"),
     ],
 )
-def test_what_has_no_form_is_refused(text, learning, said):
-    with pytest.raises(lc.InputError, match=said):
+def test_what_has_no_form_is_refused(text, learning, message):
+    with pytest.raises(lc.InputError, match=message):
         lc.Training(network(text), **{**INTEGERS, **learning})
 
 

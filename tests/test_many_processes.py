@@ -286,10 +286,10 @@ def test_who_cannot_meet_says_so_at_once(settings, message, monkeypatch, capsys)
     monkeypatch.setattr(rendezvous, "CONNECT_TIMEOUT", 0.2)
     with pytest.raises(SystemExit, match="2"):
         rendezvous.meet(distributed)
-    said = capsys.readouterr().err
-    assert said.startswith("learncost: processes cannot meet at ")
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("learncost: processes cannot meet at ")
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.fixture
@@ -372,10 +372,10 @@ def test_an_elastic_run_goes_on_with_fewer(text, tmp_path, alone):
         assert all(each.poll() is None for each in agents), ended(agents)
         time.sleep(0.1)
     agents[1].kill()
-    codes, said = ended(agents)
-    assert codes[0] == 0, said[0]
-    assert "engine torch, 2 processes, dp=2" in said[0]
-    assert "engine torch, 1 process, dp=1" in said[0]
+    codes, printed = ended(agents)
+    assert codes[0] == 0, printed[0]
+    assert "engine torch, 2 processes, dp=2" in printed[0]
+    assert "engine torch, 1 process, dp=1" in printed[0]
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 201))
     straight = tmp_path / "straight"
@@ -407,11 +407,11 @@ def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, vi
     assert time.monotonic() - began < 30
     if how == signal.SIGSTOP:
         processes[victim].send_signal(signal.SIGCONT)
-    codes, said = ended(processes)
+    codes, printed = ended(processes)
     assert codes[1 - victim] == 1
-    lines = [line for line in said[1 - victim].splitlines() if "another of the 2 processes is gone" in line]
+    lines = [line for line in printed[1 - victim].splitlines() if "another of the 2 processes is gone" in line]
     assert len(lines) == 1
-    assert "Traceback" not in said[1 - victim]
+    assert "Traceback" not in printed[1 - victim]
     assert not list(run.glob("*.partial"))
 
 
@@ -425,9 +425,9 @@ def test_a_full_disk_of_one_process_is_one_line_of_all(full, text, tmp_path):
         assert all(process.poll() is None for process in processes)
         time.sleep(0.1)
     resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
-    codes, said = ended(processes, 60)
+    codes, printed = ended(processes, 60)
     assert codes == [2, 2]
-    everything = "".join(said)
+    everything = "".join(printed)
     assert "Traceback" not in everything
     refusals = [line for line in everything.splitlines() if line.startswith("learncost:")]
     assert len(refusals) == 1

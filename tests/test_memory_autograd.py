@@ -164,7 +164,7 @@ def test_what_is_asked_on_the_command_line(capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "said"),
+    ("model", "given", "message"),
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
@@ -191,8 +191,8 @@ def test_what_is_asked_on_the_command_line(capsys):
         ),
     ],
 )
-def test_what_is_not_known_is_refused(model, given, said):
-    with pytest.raises(InputError, match=said):
+def test_what_is_not_known_is_refused(model, given, message):
+    with pytest.raises(InputError, match=message):
         lc.memory(model, **{"seq_len": 16, "engine": "eager", **given})
 
 
@@ -291,7 +291,11 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     ("model", "shape", "dtype", "setting"),
     [
         *(("llama", shape, "amp", setting) for shape, setting in (("block", "both"), ("loss", "checkpoints"))),
-        *((model, "block", "amp", way) for model in ("gpt2", "bert", "opt", "mixtral") for way in ("plain", "lora")),
+        *(
+            (model, "block", "amp", adaptation)
+            for model in ("gpt2", "bert", "opt", "mixtral")
+            for adaptation in ("plain", "lora")
+        ),
         *((model, "block", dtype, "both") for model in ("llama", "opt") for dtype in ("nf4-amp", "nf4-norms")),
     ],
 )

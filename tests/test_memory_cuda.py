@@ -83,9 +83,10 @@ def test_every_step_was_predicted_before_it_was_measured():
 def test_a_module_that_was_read_says_where_it_ran():
     torch = pytest.importorskip("torch")
     layer = lc.from_module(torch.nn.Linear(8, 8), {"input": torch.ones(2, 8)})
-    said = lc.memory(layer, engine="eager", on="cuda").convention
+    convention = lc.memory(layer, engine="eager", on="cuda").convention
     assert (
-        torch.cuda.is_available() or "Not run on a GPU: PyTorch chooses kernels for a GPU where there is one." in said
+        torch.cuda.is_available()
+        or "Not run on a GPU: PyTorch chooses kernels for a GPU where there is one." in convention
     )
 
 
@@ -102,14 +103,14 @@ def test_a_question_about_a_gpu_has_the_gpus_kernels():
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"engine": "graph", "optimizer_implementation": "foreach"}, "give engine='eager'"),
         ({"engine": "eager", "optimizer_implementation": "each"}, "there are fused, foreach, for-loop"),
     ],
 )
-def test_the_implementation_of_the_optimizer_is_pytorchs(flags, said):
-    with pytest.raises(lc.InputError, match=said):
+def test_the_implementation_of_the_optimizer_is_pytorchs(flags, message):
+    with pytest.raises(lc.InputError, match=message):
         lc.memory("gpt2", **flags)
 
 

@@ -314,6 +314,6 @@ def test_a_cache_or_a_state_is_named_where_there_is_one(model: str, kept: str) -
     small = {"num_hidden_layers": 1, "seq_len": 8}
     (sheet,) = lc.fit(model, "8GB", procedures="inference", **small).sheets()
     assert ("decoding of its last token" in str(sheet.notes)) == bool(kept)
-    said = lc.memory(model, "prefill" if kept else "inference", **small).convention
-    assert kept in said
-    assert ("There is no KV cache" in said) == (not kept)
+    convention = lc.memory(model, "prefill" if kept else "inference", **small).convention
+    assert kept in convention
+    assert ("There is no KV cache" in convention) == (not kept)

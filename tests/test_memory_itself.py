@@ -123,9 +123,9 @@ def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
 def test_a_file_is_run_for_the_memory_of_its_module(capsys):
     file = Path(__file__).parent.parent / "examples" / "modules" / "transformer.py"
     assert main(["memory", f"{file}:build", "--B", "2", "--M", "16", "--precision", "bf16-masters"]) in (0, None)
-    said = capsys.readouterr()
-    assert "by eager (itself, recorded): B = 2, M = 16" in " ".join(said.out.split())
-    assert "runs " in said.err
+    printed = capsys.readouterr()
+    assert "by eager (itself, recorded): B = 2, M = 16" in " ".join(printed.out.split())
+    assert "runs " in printed.err
 
 
 class Blocks(nn.Module):
@@ -155,7 +155,7 @@ LEARN = {
 @pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("chosen", LEARN)
 def test_the_module_runs_with_what_is_said_to_learn(chosen):
-    said, learns = LEARN[chosen]
+    flags, learns = LEARN[chosen]
 
     def train():
         module, x = Blocks(), torch.randn(96, 64)
@@ -170,7 +170,7 @@ def test_the_module_runs_with_what_is_said_to_learn(chosen):
                 result.backward()
                 steps.step()
 
-    found = lc.memory(lc.from_module(Blocks(), {"x": "float 96 64"}), **said)
+    found = lc.memory(lc.from_module(Blocks(), {"x": "float 96 64"}), **flags)
     assert found.module == "itself"
     assert found.peak == pytest.approx(apart(train)[1], rel=0.002)
 

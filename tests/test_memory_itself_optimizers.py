@@ -163,9 +163,9 @@ def test_variants_differ_by_the_temporaries_of_their_steps():
 @pytest.mark.parametrize("name", TORCHS)
 def test_the_page_names_the_optimizer_that_steps(name):
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
-    said = lc.memory(layer, engine="eager", optimizer=name, optimizer_implementation="foreach").convention
-    assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in said
-    assert "with foreach=True" in said
+    convention = lc.memory(layer, engine="eager", optimizer=name, optimizer_implementation="foreach").convention
+    assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in convention
+    assert "with foreach=True" in convention
     fused = lc.memory(layer, engine="eager", optimizer=name).convention
     assert ("fused=True" in fused) != ("since PyTorch has no fused implementation" in fused)
 

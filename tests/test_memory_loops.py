@@ -76,10 +76,10 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.one_in(every=4)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way.values())))
-def test_few_blocks_take_the_memory_of_all(way: dict[str, Any], all_run: Callable[[], None]) -> None:
+@pytest.mark.parametrize("flags", WAYS, ids=lambda flags: next(iter(flags.values())))
+def test_few_blocks_take_the_memory_of_all(flags: dict[str, Any], all_run: Callable[[], None]) -> None:
     """Twenty-three blocks: the whole answer with its curve and its arrays is that of all blocks."""
-    asking = {"num_hidden_layers": 23, "batch_size": 2, "seq_len": 64, "engine": "eager", **way}
+    asking = {"num_hidden_layers": 23, "batch_size": 2, "seq_len": 64, "engine": "eager", **flags}
     few = lc.memory("llama-3.2-1b", **asking).to_dict()
     all_run()
     assert lc.memory("llama-3.2-1b", **asking).to_dict() == few

@@ -44,15 +44,15 @@ def test_the_screen_and_the_json(capsys):
 
 
 @pytest.mark.parametrize(
-    ("engine", "procedures", "said"),
+    ("engine", "procedures", "message"),
     [
         ("graph,graph", "bp", "engines must be a comma-separated list of different names"),
         ("graph,fast", "bp", "no engine is called 'fast'"),
         ("graph,numpy", "bp,recompute", "several procedures and several engines cannot be compared"),
     ],
 )
-def test_refusals(engine, procedures, said):
-    with pytest.raises(lc.InputError, match=said):
+def test_refusals(engine, procedures, message):
+    with pytest.raises(lc.InputError, match=message):
         lc.memory("gpt2", procedures, engine=engine, **SMALL)
 
 

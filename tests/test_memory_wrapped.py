@@ -114,14 +114,14 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 ):
     pytest.importorskip("transformers")
     text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints, microbatches, no_sync)
+    predicted_memory = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints, microbatches, no_sync)
     run = partial(train, name, dtype, placement, checkpoints, microbatches, no_sync)
     with one_of(mesh, placement == "ddp") as devices:
         # What a thread of gloo gives back last, no profiler sees: it can only add, so the least counts.
         most = min(apart(partial(run, devices))[1] for _ in range(3 if placement == "ddp" else 1))
-    assert said.peak == pytest.approx(most, rel=0.01)
-    assert sum(said.split.values()) == said.peak
-    assert ("buckets" in said.split) == (placement == "ddp")
+    assert predicted_memory.peak == pytest.approx(most, rel=0.01)
+    assert sum(predicted_memory.split.values()) == predicted_memory.peak
+    assert ("buckets" in predicted_memory.split) == (placement == "ddp")
 
 
 def parallel(layers, sequences):
@@ -197,11 +197,13 @@ def test_the_predicted_peak_of_parallel_tensors_is_that_of_the_allocator(
 ):
     pytest.importorskip("transformers")
     text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-    said = predicted("llama", dtype, placement, text, mesh.get("dp", 1), checkpoints, microbatches, False, "for-loop")
+    predicted_memory = predicted(
+        "llama", dtype, placement, text, mesh.get("dp", 1), checkpoints, microbatches, False, "for-loop"
+    )
     with one_of(mesh, False) as devices:
         most = apart(partial(train_in_parallel, dtype, placement, checkpoints, microbatches, devices))[1]
-    assert said.peak == pytest.approx(most, rel=0.015)
-    assert sum(said.split.values()) == said.peak
+    assert predicted_memory.peak == pytest.approx(most, rel=0.015)
+    assert sum(predicted_memory.split.values()) == predicted_memory.peak
 
 
 class StageOfLlama(torch.nn.Module):
@@ -295,14 +297,16 @@ def test_the_predicted_peak_of_stages_is_that_of_the_fullest_device(
     flags |= {"batch_size": 2 * microbatches * (1 + sharded), "accumulate": microbatches, "optimizer": "adamw"}
     flags |= {"chunks": chunks} if chunks > 1 else {}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
-    said = lc.memory(configuration, "recompute" if checkpoints else "bp", optimizer_implementation="for-loop", **flags)
+    predicted_memory = lc.memory(
+        configuration, "recompute" if checkpoints else "bp", optimizer_implementation="for-loop", **flags
+    )
     most = 0
     for device in range(stages):
         run = partial(train_stages, device, stages, schedule, chunks, microbatches, checkpoints)
         with one_of({"dp": 2}, False) if sharded else nullcontext() as devices:
             most = max(most, apart(partial(run, devices))[1])
-    assert said.peak == pytest.approx(most, rel=0.015)
-    assert sum(said.split.values()) == said.peak
+    assert predicted_memory.peak == pytest.approx(most, rel=0.015)
+    assert sum(predicted_memory.split.values()) == predicted_memory.peak
 
 
 @pytest.mark.one_in(every=4)

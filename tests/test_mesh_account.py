@@ -206,8 +206,8 @@ def test_every_answer_has_microbatches_of_one_sequence_over_stages_and_recompute
         assert memory.accumulate == number
         assert memory.peak == run.spread.peak == cost.memory.peak == place.memory.peak
         assert cost.over_time.seconds == run.spread.step.seconds
-        said = f"{number} microbatches" if number > 1 else ""
-        assert all(said in " ".join(str(each).split("\n\n")[0].split()) for each in (cost, memory, place, run))
+        microbatches = f"{number} microbatches" if number > 1 else ""
+        assert all(microbatches in " ".join(str(each).split("\n\n")[0].split()) for each in (cost, memory, place, run))
 
 
 @pytest.mark.parametrize("mesh", ["pp=2", "tp=2"])

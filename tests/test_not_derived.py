@@ -130,7 +130,7 @@ def test_nothing_runs_it(ask):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("Y[a] = opaque[a](X[a])", "opaque takes neither axes nor a `where`"),
         ("Y[a] = opaque(X[a], 1[])", "of opaque must be values"),
@@ -139,10 +139,10 @@ def test_nothing_runs_it(ask):
         ("Y[a] = opaque(X[a]) costs 2 a", "'costs' is not expected"),
     ],
 )
-def test_what_is_written_wrong_is_refused(line, said):
+def test_what_is_written_wrong_is_refused(line, message):
     with pytest.raises(lc.NotationError) as refused:
         lc.layer(f"t(X) -> Y\n  {line}\n")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

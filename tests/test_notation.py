@@ -217,8 +217,8 @@ MALFORMED_CALLS = [
 
 HEADERS = [
     *(
-        (header, f"a layer must begin with its header `name(inputs; weights) -> outputs`; {told}, in line: {header}")
-        for header, told in (
+        (header, f"a layer must begin with its header `name(inputs; weights) -> outputs`; {message}, in line: {header}")
+        for header, message in (
             ("t(X)", "write the outputs after an arrow, -> Y"),
             ("t(X) → Y", "the arrow is ->"),
             ("# of my own", "a comment begins with %"),
@@ -267,11 +267,11 @@ ATTEMPTS += [
 ]
 
 
-@pytest.mark.parametrize(("header", "line", "told"), ATTEMPTS, ids=[line for _, line, _ in ATTEMPTS])
-def test_a_first_attempt_is_told_what_to_write(header, line, told):
+@pytest.mark.parametrize(("header", "line", "message"), ATTEMPTS, ids=[line for _, line, _ in ATTEMPTS])
+def test_a_first_attempt_is_told_what_to_write(header, line, message):
     with pytest.raises(lc.NotationError) as refused:
         lc.layer(f"{header}\n  {line}")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).endswith(f", in line: {line}")
 
 
@@ -454,8 +454,8 @@ def test_a_malformed_call_is_refused_in_the_line_that_has_it(call, message):
     line = f"X[B M d] = {call}"
     with pytest.raises(lc.NotationError) as refused:
         lc.layer(f"t(X) -> X\n  repeat n carry X:\n    {line}")
-    told, _, quoted = str(refused.value).partition(", in line: ")
-    assert (message in told, quoted) == (True, line)
+    start, _, quoted = str(refused.value).partition(", in line: ")
+    assert (message in start, quoted) == (True, line)
 
 
 @pytest.mark.parametrize("command", ["cost", "memory", "explain", "emit", "verify", "formulas", "report"])

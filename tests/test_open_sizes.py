@@ -58,8 +58,10 @@ def test_no_size_that_follows_is_called_as_the_lengths_that_a_run_says():
         number = lc.from_module(Of(registers), {"x": f"float 2 {length} 6"})
         assert lc.cost(read, B=2, N=length).total == lc.cost(number).total
     text = "rows(X; W) -> Y\nfollows: M=N+3\nsizes: d=4\nY[B M d] = X[B N=(M) d] W[d]"
-    told, given = lc.layer(text), lc.layer(text.replace("follows: M=N+3\n", ""))
-    assert lc.cost(told, B=2, N=5).total == lc.cost(given, B=2, N=5, M=8).total != lc.cost(given, B=2, N=5, M=5).total
+    followed, given = lc.layer(text), lc.layer(text.replace("follows: M=N+3\n", ""))
+    assert (
+        lc.cost(followed, B=2, N=5).total == lc.cost(given, B=2, N=5, M=8).total != lc.cost(given, B=2, N=5, M=5).total
+    )
 
 
 def contrast(count):
@@ -72,9 +74,9 @@ def contrast(count):
 
 
 def test_a_length_that_code_makes_a_number_of_stays_open():
-    told = lc.from_module(contrast(lambda x: x.shape[0]), {"x": "float B 6"})
+    symbolic = lc.from_module(contrast(lambda x: x.shape[0]), {"x": "float B 6"})
     fixed = lc.from_module(contrast(len), {"x": "float B 6"})
-    assert fixed.text == told.text
+    assert fixed.text == symbolic.text
     assert "follows: n=2*B" in fixed.text
     number = lc.from_module(contrast(len), {"x": "float 6 6"})
     assert lc.cost(fixed, B=6).total == lc.cost(number).total
@@ -153,7 +155,7 @@ class Positions(torch.nn.Module):
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
-    ("module", "taken", "refused", "said"),
+    ("module", "taken", "refused", "message"),
     [
         (Positions(), 18, 19, "M is 19, and Positions takes at most 18"),
         (Of(lambda x: x.sin() if x.shape[1] > 50 else x.cos()), 50, 51, "M is 51, and Of takes at most 50"),
@@ -161,12 +163,12 @@ class Positions(torch.nn.Module):
         (Of(lambda x: x[:, -4:].sin()), 4, 3, "M is 3, and Of takes at least 4"),
     ],
 )
-def test_sizes_for_which_code_does_something_else_are_refused(module, taken, refused, said):
+def test_sizes_for_which_code_does_something_else_are_refused(module, taken, refused, message):
     read = lc.from_module(module, {"x": "float B M 6"})
     number = lc.from_module(module, {"x": f"float 2 {taken} 6"})
     assert lc.cost(read, B=2, M=taken).total == lc.cost(number).total
     for asked in (lc.cost, lc.memory, partial(lc.sweep, procedure="bp")):
-        with pytest.raises(lc.InputError, match=said):
+        with pytest.raises(lc.InputError, match=message):
             asked(read, B=2, M=refused)
     assert lc.layer(read.text).limits == read.limits != {}
 
@@ -236,8 +238,8 @@ def test_limits_of_a_table_are_checked_when_it_is_read():
     assert {letter: limit.text(letter) for letter, limit in layer.limits.items()} == {"M": "M>=2 M<=8", "B": "B<=3"}
     with pytest.raises(lc.InputError, match="B is 4, and rows takes at most 3"):
         lc.cost(layer, B=4, M=8)
-    for wrong, said in (("M<8", "as in `limits: M<=1024`"), ("M<=2 M>=3", "no M is within"), ("K<=2", "names K")):
-        with pytest.raises(lc.NotationError, match=said):
+    for wrong, message in (("M<8", "as in `limits: M<=1024`"), ("M<=2 M>=3", "no M is within"), ("K<=2", "names K")):
+        with pytest.raises(lc.NotationError, match=message):
             lc.layer(text.format(wrong))
 
 

@@ -103,9 +103,9 @@ def test_products_of_a_step_are_counted_as_pytorch_counts_the_published_code(opt
 
 
 def test_a_step_over_a_mesh_and_in_directions_is_refused_in_one_line():
-    for flags, said in (
+    for flags, message in (
         ({"mesh": "dp=2", "batch_size": 2}, "the step of muon over a mesh is not counted"),
         ({"procedure": "galore"}, "galore projects to directions that muon has no step of"),
     ):
-        with pytest.raises(lc.InputError, match=said):
+        with pytest.raises(lc.InputError, match=message):
             lc.cost("gpt2", seq_len=8, optimizer="muon", **flags)

@@ -360,11 +360,11 @@ def test_a_step_that_no_kernel_computes_takes_what_operators_take():
 
 def test_a_vocabulary_that_does_not_divide_is_whole_where_it_is_in_training():
     what = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 65, "seq_len": 16}
-    trained, told = (
+    trained, predicted = (
         lc.memory("gpt2", engine=engine, mesh="tp=2", placement="megatron", **what) for engine in ("torch", "graph")
     )
     assert trained.over.placed.table.axes["wte"] == ("v", "d")
-    assert told.over.placed.table.axes["wte"] == ("v/tp", "d")
+    assert predicted.over.placed.table.axes["wte"] == ("v/tp", "d")
 
 
 def test_scores_over_a_vocabulary_that_is_cut_are_as_wide_as_over_one_that_is_not():

@@ -221,7 +221,7 @@ def test_a_forward_pass_that_asks_for_a_gradient_of_its_input_has_one():
 
 @pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (made, r"test_own_gradients.py:\d+: a tensor that requires a gradient is made in a forward pass"),
         (
@@ -235,8 +235,8 @@ def test_a_forward_pass_that_asks_for_a_gradient_of_its_input_has_one():
         (lambda x: x * x.max().item(), "a number that depends on values"),
     ],
 )
-def test_what_has_another_gradient_or_course_is_refused(function, said):
-    with pytest.raises(lc.InputError, match=said):
+def test_what_has_another_gradient_or_course_is_refused(function, message):
+    with pytest.raises(lc.InputError, match=message):
         lc.from_module(Of(function), {"x": "float 4 6"})
 
 

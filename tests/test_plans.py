@@ -333,7 +333,7 @@ def test_a_plan_leaves_what_it_does_not_find():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("recompte=norm", "no plan is called 'recompte'; the nearest is 'recompute'"),
         ("recompute=gelo", "no part of a block is called 'gelo'"),
@@ -347,10 +347,10 @@ def test_a_plan_leaves_what_it_does_not_find():
         ("recompute=block/2+block/3", "K from 1, not block/2 and block/3"),
     ],
 )
-def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
+def test_what_is_not_a_plan_is_refused_in_one_line(text, message):
     with pytest.raises(InputError) as error:
         planned(table_of("gpt2"), text)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -373,7 +373,7 @@ def test_the_commands_take_a_plan(capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto prints the chosen plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
@@ -394,10 +394,10 @@ def test_the_commands_take_a_plan(capsys):
         ("compare gpt2 --plan chunked-loss=3", "takes no argument"),
     ],
 )
-def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, said, capsys):
+def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, message, capsys):
     assert main(line.split()) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

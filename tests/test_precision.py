@@ -16,7 +16,7 @@ from learncost.reports.question import FLAGS
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 96, "n_positions": 32}
 
 
-def told(capsys, *ops):
+def printed(capsys, *ops):
     assert main([*ops]) == 0
     return capsys.readouterr().out
 
@@ -25,7 +25,7 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
     row = replace(PRECISIONS["bf16-masters"], name="bf16-my-own", states="bf16", also=("mine",))
     monkeypatch.setitem(PRECISIONS, row.name, row)
     assert row.name in FLAGS["precision"].choices  # which help names
-    assert row.name in told(capsys, "list", "precisions")
+    assert row.name in printed(capsys, "list", "precisions")
     needs = lc.memory("gpt2", precision="mine", engine="graph", **SMALL)
     assert needs.dtype == row.name
     usual = lc.memory("gpt2", precision="bf16-masters", engine="graph", **SMALL)
@@ -167,7 +167,7 @@ SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp1
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         (partial(lc.memory, "gpt2", engine="graph"), "does not support precision='?amp"),
         (partial(lc.memory, "gpt2", mesh="dp=2", placement="zero-1"), "over a mesh requires engine"),
@@ -177,8 +177,8 @@ SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp1
         (partial(lc.search, "gpt2", "DGX H100", 8), "search does not support autocast"),
     ],
 )
-def test_autocast_is_that_of_eager_training_steps(ask, said):
-    with pytest.raises(InputError, match=said):
+def test_autocast_is_that_of_eager_training_steps(ask, message):
+    with pytest.raises(InputError, match=message):
         ask(precision="amp")
 
 

@@ -41,13 +41,13 @@ def lengths(model: str) -> dict[str, object]:
     return {} if preset_found and preset_found.values["model_type"] in NO_LENGTH else {"seq_len": 64}
 
 
-def said(command: str, model: str | None, **given: object) -> dict:
+def answer(command: str, model: str | None, **given: object) -> dict:
     """What a command says in JSON. Python says the same."""
-    return _said(command, model, tuple(given.items()))
+    return _answer(command, model, tuple(given.items()))
 
 
 @cache
-def _said(command: str, model: str | None, given: tuple[tuple[str, object], ...]) -> dict:
+def _answer(command: str, model: str | None, given: tuple[tuple[str, object], ...]) -> dict:
     flags = [op for name, value in given for op in (f"--{name.replace('_', '-')}", str(value))]
     screen, names = io.StringIO(), () if model is None else (model,)
     json_too = () if command == "sweep" else ("--json",)
@@ -200,7 +200,7 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
 @pytest.mark.parametrize("model", KINDS)
 def test_all_who_answer_say_the_same(model, question):
     first, *others = (
-        question.read(said(question.command, model, **lengths(model), **question.more))
+        question.read(answer(question.command, model, **lengths(model), **question.more))
         for question in QUESTIONS[question]
     )
     for other in others:
@@ -223,10 +223,10 @@ LAYERS = (
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_a_layer_costs_forward(layer):
     layer_entry = next(
-        candidate for candidate in said("complexity", None, **WIDTHS)["layers"] if candidate["table"] == layer
+        candidate for candidate in answer("complexity", None, **WIDTHS)["layers"] if candidate["table"] == layer
     )
-    (forward,) = (row for row in said("formulas", layer)["rows"] if row["macro_operation"] == "forward")
-    explained = said("explain", layer)["macro_operations"]["forward"]
+    (forward,) = (row for row in answer("formulas", layer)["rows"] if row["macro_operation"] == "forward")
+    explained = answer("explain", layer)["macro_operations"]["forward"]
     for count in (forward["maccs"], explained["maccs"]):
         assert layer_entry["at"]["maccs"] == eval(count, {}, LETTERS)
 

@@ -79,10 +79,10 @@ def test_the_cpu_enters_a_graph_once_a_pass_and_launches_its_kernels():
 def test_a_module_that_no_file_names_is_refused_with_what_runs_it(capsys):
     for command in ("memory gpt2 --engine compiled", "cost gpt2 --engine compiled --on H100-SXM"):
         assert main(command.split()) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "--engine compiled compiles a module that runs itself" in said
-        assert "give --engine graph" in said
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert "--engine compiled compiles a module that runs itself" in printed
+        assert "give --engine graph" in printed
 
 
 @pytest.fixture(scope="module")

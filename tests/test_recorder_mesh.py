@@ -108,9 +108,9 @@ def test_what_is_not_recorded_over_devices_is_refused_in_one_line(tmp_path, caps
     file.write_text(MODULE)
     words = ["--engine", "eager", "--mesh", "dp=4", "--placement", "fsdp", "--batch-size", "16"]
     assert main(["memory", f"{file}:Net", *words, *flags.split()]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert why in said
-    assert "give --engine graph" in said or "use --engine graph" in said
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert why in printed
+    assert "give --engine graph" in printed or "use --engine graph" in printed
 
 
 def test_every_stream_has_a_clock_and_waits_for_the_events_of_others():

@@ -160,11 +160,11 @@ def test_memory_of_a_file_is_recorded_on_a_gpu_in_a_process_of_its_own(linear, c
     """A weight, its gradient and two states in fp32, the count of steps, the input, the loss and its gradient. What the
     module prints does not reach the answer, and the second question is answered from the cache."""
     assert main(["memory", linear, *ASKED]) == 0
-    said, once = capsys.readouterr().out, device.is_guarded()
-    assert "by eager (itself, recorded)" in said
-    assert "in eager PyTorch on a GPU" in " ".join(said.split())
-    assert "runs forward" not in said
-    assert f"{4 * (4 * 64 * 64 + 1 + 8 * 64 + 1 + 1):,}" in said
+    printed, once = capsys.readouterr().out, device.is_guarded()
+    assert "by eager (itself, recorded)" in printed
+    assert "in eager PyTorch on a GPU" in " ".join(printed.split())
+    assert "runs forward" not in printed
+    assert f"{4 * (4 * 64 * 64 + 1 + 8 * 64 + 1 + 1):,}" in printed
     assert not once
 
     def started(_):
@@ -172,16 +172,16 @@ def test_memory_of_a_file_is_recorded_on_a_gpu_in_a_process_of_its_own(linear, c
 
     monkeypatch.setattr(RecordingProcess, "_start", started)
     assert main(["memory", linear, *ASKED]) == 0
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == printed
 
 
 def test_without_a_compiler_the_answer_of_a_cpu_stands_and_says_why(linear, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setenv("CXX", "false")
     assert main(["memory", linear, *ASKED]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Not run on a GPU: false does not compile the guard of device cuda" in said
-    assert "in eager PyTorch on a CPU" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Not run on a GPU: false does not compile the guard of device cuda" in printed
+    assert "in eager PyTorch on a CPU" in printed
 
 
 ON_H100 = ["--on", "H100-SXM", "--precision", "fp32", "--batch-size", "8", "--optimizer", "adamw"]
@@ -207,9 +207,9 @@ def test_cost_of_a_file_has_the_time_of_its_recorded_step(linear, capsys):
     assert usual == pytest.approx(watts + (host - 700) * found["seconds"], rel=1e-3)
     assert low < usual < high < 3 * low
     assert main(["cost", linear, *ON_H100]) == 0
-    said = capsys.readouterr().out
-    assert "; recorded, " in said.splitlines()[0]
-    assert "waiting for the CPU" in said
+    printed = capsys.readouterr().out
+    assert "; recorded, " in printed.splitlines()[0]
+    assert "waiting for the CPU" in printed
 
 
 SMALL = {
@@ -288,10 +288,10 @@ def test_without_a_record_the_time_of_the_table_stands_and_says_why(linear, caps
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setenv("CXX", "false")
     assert main(["cost", linear, *more]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"The time is that of the table's lines, since {why}" in said
-    assert "a step, from" in said
-    assert "; recorded" not in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"The time is that of the table's lines, since {why}" in printed
+    assert "a step, from" in printed
+    assert "; recorded" not in printed
 
 
 def test_a_name_that_is_missing_is_one_line(answers, tmp_path):

@@ -79,8 +79,8 @@ def emitted(net: str, on: str, **options: object) -> FirmwareSource:
 
 def sections(path: Path) -> dict[str, tuple[int, int]]:
     """Bytes and address of every section of a linked program."""
-    said = subprocess.run(["arm-none-eabi-size", "-A", str(path)], check=True, capture_output=True, text=True).stdout
-    rows = re.findall(r"^(\.\S+)\s+(\d+)\s+(\d+)$", said, re.MULTILINE)
+    printed = subprocess.run(["arm-none-eabi-size", "-A", str(path)], check=True, capture_output=True, text=True).stdout
+    rows = re.findall(r"^(\.\S+)\s+(\d+)\s+(\d+)$", printed, re.MULTILINE)
     return {name: (int(size), int(address)) for name, size, address in rows}
 
 
@@ -224,9 +224,9 @@ def test_an_array_larger_than_every_region_is_refused_by_name(
     for command in ("memory", "emit"):
         options = ["--backend", "c99"] if command == "emit" else []
         assert main([command, net, "--on", "stm32f407", "--optimizer", "sgd", "--B", "1", *options]) == 2
-        said = capsys.readouterr().err
-        assert "W1 needs 133,120 in one region" in said
-        assert said.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert "W1 needs 133,120 in one region" in printed
+        assert printed.count("\n") == 1
 
 
 def test_a_command_writes_the_linker_script_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,12 +220,12 @@ FIXED_SIZES = """(chosen) => {
 def test_what_no_slider_moves_says_at_which_sizes_it_stands(opened: Watched) -> None:
     page = opened.page
     assert page.evaluate(FIXED_SIZES, {}) == {}
-    said = page.evaluate(FIXED_SIZES, {"seq_len": "256"})
-    assert said.keys() == {"conventions"}  # growth over the length has all lengths
-    assert said["conventions"].endswith("It shows the sizes of the report: seq len 1,024.")
-    said = page.evaluate(FIXED_SIZES, {"num_hidden_layers": "3", "hidden_size": "1536", "grow": "batch"})
-    assert said.keys() == {"conventions", "growth"}
-    assert {text.partition("report: ")[2] for text in said.values()} == {"num hidden layers 12; hidden size 768."}
+    notices = page.evaluate(FIXED_SIZES, {"seq_len": "256"})
+    assert notices.keys() == {"conventions"}  # growth over the length has all lengths
+    assert notices["conventions"].endswith("It shows the sizes of the report: seq len 1,024.")
+    notices = page.evaluate(FIXED_SIZES, {"num_hidden_layers": "3", "hidden_size": "1536", "grow": "batch"})
+    assert notices.keys() == {"conventions", "growth"}
+    assert {text.partition("report: ")[2] for text in notices.values()} == {"num hidden layers 12; hidden size 768."}
 
 
 MLP = """
@@ -252,9 +252,9 @@ def test_a_table_of_no_sequences_has_no_length(browser: Any, tmp_path: Path) -> 
     assert page.text_content("#sentence").startswith(f"One training step of {table} on a batch of ")
     assert {size["name"] for size in given_to(page)["sizes"]} == {"batch_size", "f", "d", "c"}
     agree(page, {"batch_size": 9, "f": 5}, str(table), "bp", None)
-    said = page.evaluate(FIXED_SIZES, {"batch_size": "9"})
-    assert said.keys() == {"conventions", "arena", "modules"}  # growth over the batch has all batches
-    assert {text.partition("report: ")[2] for text in said.values()} == {"batch size 6."}
+    notices = page.evaluate(FIXED_SIZES, {"batch_size": "9"})
+    assert notices.keys() == {"conventions", "arena", "modules"}  # growth over the batch has all batches
+    assert {text.partition("report: ")[2] for text in notices.values()} == {"batch size 6."}
     page.evaluate("choose({ batch_size: '9' })")
     page.wait_for_function("page.view.names.batch_size === 9n")
     ops = shlex.split(page.evaluate("callOf().command"))[2:]

@@ -36,7 +36,7 @@ def test_a_report_is_answered_right_on_the_command_line_and_in_python(source):
     if compiles and BOARDS["cortex-m3"].missing:
         pytest.skip(f"needs {BOARDS['cortex-m3'].missing}")
     verdict = judged(report)
-    assert verdict.kind == "right", (verdict.said, verdict.right, verdict.message)
+    assert verdict.kind == "right", (verdict.predicted, verdict.right, verdict.message)
 
 
 def test_a_wrong_answer_is_seen_and_shown(monkeypatch, capsys):

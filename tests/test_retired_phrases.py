@@ -98,7 +98,7 @@ PHRASES = {
 """Phrases of earlier versions, in small letters, with those of today."""
 
 
-def said() -> dict[str, str]:
+def texts_by_place() -> dict[str, str]:
     """Texts that users read: string literals of the package but docstrings, data of screens, scripts, pages."""
     found = {}
     for file in sorted(SOURCE.rglob("*.py")):
@@ -118,7 +118,7 @@ def said() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    return said()
+    return texts_by_place()
 
 
 def test_everything_that_users_read_is_searched(texts):

@@ -29,10 +29,10 @@ def test_the_time_is_that_of_the_mesh():
     text = " ".join(str(run).split())
     assert "It fits in the 69.0 GB of a device without a reserve: pp=2,dp=2,tp=2, 1f1b, 8 microbatches of 1" in text
     assert "all_gather over tp of values" in text
-    told = json.loads(run.show("json"))["mesh"]
-    assert told["fits"] is True
-    assert told["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
-    sent = {(row["op"], row["mesh_axis"], row["role"]) for row in told["sent"]}
+    of_mesh = json.loads(run.show("json"))["mesh"]
+    assert of_mesh["fits"] is True
+    assert of_mesh["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
+    sent = {(row["op"], row["mesh_axis"], row["role"]) for row in of_mesh["sent"]}
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
 
 
@@ -79,11 +79,11 @@ def test_what_is_cut_has_to_divide_and_nothing_else(mesh, placement, heads, keys
 
 def test_a_clause_cuts_the_blocks_into_stages():
     clauses = "n_layer over pp, h f v over tp, M over tp of values, B over dp, * over dp of states"
-    said, usual = (
+    chosen, usual = (
         lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", place=place, **SIZES)
         for place in (clauses, None)
     )
-    assert said.spread.step.seconds == usual.spread.step.seconds
+    assert chosen.spread.step.seconds == usual.spread.step.seconds
     text = str(usual)
     assert "The stages of the pipeline" in text
     assert len([line for line in text.splitlines() if line.split()[:2] in (["0", "2"], ["1", "2"])]) == 2
@@ -174,7 +174,7 @@ def test_a_mesh_of_other_names_is_refused_alike():
 
 @pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(
-    ("mesh", "place", "said"),
+    ("mesh", "place", "message"),
     [
         ("dp=2,ep=4", "B over dp, e over ep of experts", "if all devices of ep have the same tokens"),
         ("dp=2,a=4", "B over dp, e over a of experts, h f v over a", "if all devices of a have the same tokens"),
@@ -183,9 +183,9 @@ def test_a_mesh_of_other_names_is_refused_alike():
         ("ep=2,cp=2", "e over ep of experts, B over ep, h g over cp of scores", "experts over ep with h g over cp"),
     ],
 )
-def test_experts_whose_tokens_several_devices_have_are_refused_alike(mesh, place, said):
+def test_experts_whose_tokens_several_devices_have_are_refused_alike(mesh, place, message):
     """Every device but one would multiply, or send, the rows of another: a framework lets each take its part."""
-    with pytest.raises(lc.InputError, match=said):
+    with pytest.raises(lc.InputError, match=message):
         lc.cost("mixtral-8x7b", mesh=mesh, place=place, n_layer=2, seq_len=64, batch_size=8, on="DGX H100")
 
 

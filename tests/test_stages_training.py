@@ -75,8 +75,8 @@ def arrays(run, steps):
 
 
 def trained(number, ops):
-    codes, said = ended(begun(number, ["-m", "learncost", "train", *ops]))
-    assert codes == [0] * number, "\n".join(said)
+    codes, printed = ended(begun(number, ["-m", "learncost", "train", *ops]))
+    assert codes == [0] * number, "\n".join(printed)
 
 
 def killed(number, run, ops):

@@ -32,7 +32,7 @@ def test_a_choice_is_completed_and_another_spelling_is_no_error(tmp_path: Path) 
         "lc.memory('gpt2', batch_size=[2])\n"
         "lc.no_such_question\n"
     )
-    said, _, _ = api.run(["--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path), str(asked)])
-    assert "Literal['bp'] | Literal['recompute']" in said
-    assert "'gpt2'" in said
-    assert [line.split(":")[1] for line in said.splitlines() if "error:" in line] == ["5", "6"]
+    printed, _, _ = api.run(["--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path), str(asked)])
+    assert "Literal['bp'] | Literal['recompute']" in printed
+    assert "'gpt2'" in printed
+    assert [line.split(":")[1] for line in printed.splitlines() if "error:" in line] == ["5", "6"]

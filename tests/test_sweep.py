@@ -326,7 +326,7 @@ def test_a_row_on_a_device_is_cost_and_memory_on_it(model, sizes):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--seq-len 1:1002 --on A100-SXM-40GB", "at most 1,000 rows; the sizes make 1,001"),
         ("--seq-len 8 --by macro-operation --on A100-SXM-40GB", "--on requires --by total"),
@@ -335,9 +335,9 @@ def test_a_row_on_a_device_is_cost_and_memory_on_it(model, sizes):
         ("--seq-len 8 --precision bf16-true", "--precision requires --on"),
     ],
 )
-def test_what_a_sweep_on_a_device_refuses(line, said, capsys):
+def test_what_a_sweep_on_a_device_refuses(line, message, capsys):
     assert main(["sweep", "gpt2", *line.split()]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_sweep_on_a_device_is_written(tmp_path, capsys):

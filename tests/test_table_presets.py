@@ -201,7 +201,7 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
 
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"model_type": "resnext"}, "model_type 'resnext' is unknown; did you mean 'resnet'"),
         (
@@ -215,7 +215,7 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
         ({"_class_name": "os.system"}, "diffusers"),
     ],
 )
-def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, capsys, values, said):
+def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, capsys, values, message):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -223,13 +223,13 @@ def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, c
     file.write_text(json.dumps(values))
     assert main(["cost", str(file), "--B", "2"]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "Traceback" not in error
 
 
 @pytest.mark.parametrize("missing", [("torch",), ("transformers", "diffusers"), ("torch", "transformers", "diffusers")])
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"model_type": "lama", "hidden_size": 64}, "model_type 'lama' is unknown; did you mean 'llama'"),
         (
@@ -243,7 +243,7 @@ def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, c
     ],
 )
 def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(
-    tmp_path, monkeypatch, capsys, values, said, missing
+    tmp_path, monkeypatch, capsys, values, message, missing
 ):
     """What a package would say is not known without it; that the type is unknown here is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -254,7 +254,7 @@ def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(
     for ops in (["cost", str(file)], ["memory", str(tmp_path)], ["import", str(file)]):
         assert main(ops) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert message in error
         assert error.count("\n") == 1
         assert "pip install" in error
         assert ("learncost[torch]" in error) == ("torch" in missing)

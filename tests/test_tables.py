@@ -402,16 +402,16 @@ def test_the_explorer_takes_a_table_that_comes_along():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "given", "said"),
+    ("sizes", "given", "letters"),
     [
         ("d=4", {"B": 2, "E": 3}, "B = 2, E = 3"),
         ("d=4 E=3", {"B": 2}, "B = 2"),
         ("B=2 d=4 E=3", {}, "B = 2"),
     ],
 )
-def test_a_heading_has_the_sizes_that_a_run_says(sizes, given, said):
+def test_a_heading_has_the_sizes_that_a_run_says(sizes, given, letters):
     layer = lc.layer(f"edges(X; W) -> Y\nsizes: {sizes}\nY[B E d] = X[B E d'] W[d d']")
-    assert lc.cost(layer, **given).letters == said
+    assert lc.cost(layer, **given).letters == letters
 
 
 def test_a_heading_of_a_table_that_leaves_nothing_open_speaks_of_no_sequences():

@@ -93,8 +93,11 @@ def test_orientations_are_those_of_a_linear_layer():
     # Y = X W: both as they lie; dX = dY W': the second transposed; dW = X' dY: the first.
     step = lc.derive(lc.layer(PRODUCT)).step
     rows = price(step, SIZES, book("run")).rows
-    ways = {rows[work.rows[0]].line: work.products[0] for work in works(rows, SIZES, "fp32", True)}
-    shapes = {name: (way.orientation, way.batch, way.m, way.n, way.k) for name, way in ways.items()}
+    products = {rows[work.rows[0]].line: work.products[0] for work in works(rows, SIZES, "fp32", True)}
+    shapes = {
+        name: (product.orientation, product.batch, product.m, product.n, product.k)
+        for name, product in products.items()
+    }
     assert shapes == {"Y": ("NN", 1, 16, 32, 16), "dX": ("NT", 1, 16, 16, 32), "dW": ("TN", 1, 16, 32, 16)}
 
 

@@ -195,7 +195,7 @@ def test_without_a_device_nothing_changes(capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--on", "here"], "run `learncost calibrate`"),
         (["--on", "nosuch"], "no device or cluster is called 'nosuch'"),
@@ -210,12 +210,12 @@ def test_without_a_device_nothing_changes(capsys):
         (["--on", "V100", "--dtype", "bf16", "--procedure", "prefill"], "has no peak in bf16"),
     ],
 )
-def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
+def test_bad_input_is_one_line(flags, message, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(["cost", "gpt2", *flags]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -308,11 +308,11 @@ def test_an_empty_name_is_no_folder():
 
 def test_a_list_that_is_read_as_a_text_says_so(tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\n" + "a.png,cat\n" * 200)
-    said: list[str] = []
+    notices: list[str] = []
     Text(next_tokens, ByteTokenizer()).prepare(
-        options(tmp_path / "labels.csv", validation_share=0.1), tmp_path, said.append
+        options(tmp_path / "labels.csv", validation_share=0.1), tmp_path, notices.append
     )
-    assert any("labels.csv is read as a text" in line for line in said)
+    assert any("labels.csv is read as a text" in line for line in notices)
 
 
 def test_the_split_is_by_the_text_alone(text, tmp_path):
@@ -398,8 +398,8 @@ def killed_and_resumed(text, tmp_path, kills, seed, engine="numpy"):
         )
         # From before the first line of Python to well into the steps; one a step, checkpoints are most of the time.
         try:
-            _, said = process.communicate(timeout=random.uniform(0.2, 1.6 if engine == "numpy" else 6))
-            assert process.returncode == 0, said.decode()
+            _, printed = process.communicate(timeout=random.uniform(0.2, 1.6 if engine == "numpy" else 6))
+            assert process.returncode == 0, printed.decode()
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()
@@ -445,9 +445,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, text, tmp_path):
     while not process.stderr.readline().startswith("step 3:"):
         assert process.poll() is None
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    (line,) = [line for line in said.splitlines() if "saved" in line]
+    (line,) = [line for line in printed.splitlines() if "saved" in line]
     steps = int(line.split()[3])
     assert line == f"saved after step {steps} of 100,000; learncost train --resume {run} continues it"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == steps >= 3
@@ -566,10 +566,10 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
         options=None, folder="run-1", name=f"nano with {', '.join(f'num_of_things {n}' for n in range(6))}", last=last,
         parameters=10_832, steps=400, validated=None, writes=True,
     )  # fmt: skip
-    said = summary(result)
-    assert max(map(len, said.splitlines())) <= 80
-    assert "259 MB at most, 5.91 MB of it" in said
-    assert "predicted: 274 kB" in said
+    text = summary(result)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "259 MB at most, 5.91 MB of it" in text
+    assert "predicted: 274 kB" in text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
@@ -698,7 +698,7 @@ def test_a_run_is_not_written_over(text, run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("", "train requires PATH"),
         ("TEXT --steps none", "steps must be a whole number, not 'none'"),
@@ -726,9 +726,9 @@ def test_a_run_is_not_written_over(text, run, capsys):
         ("TEXT --resume nowhere", "remove PATH"),
     ],
 )
-def test_what_is_refused(flags, said, text, tmp_path, capsys, monkeypatch):
+def test_what_is_refused(flags, message, text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert said in refused("train", *flags.replace("TEXT", str(text)).split(), capsys=capsys)
+    assert message in refused("train", *flags.replace("TEXT", str(text)).split(), capsys=capsys)
     assert not [path for path in tmp_path.iterdir() if path != text]  # nothing was made
 
 

@@ -209,7 +209,7 @@ def test_an_epoch_has_every_example_once():
 
 @pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(
-    ("flags", "change", "said"),  # flags begin with the data and the model
+    ("flags", "change", "message"),  # flags begin with the data and the model
     [
         ("images VIT", ("labels.csv", "file,label\n0.png,a\nno.png,b"), "labels.csv line 3: there is no file"),
         ("images VIT", ("1.png", "nothing"), "is not a readable image: it must be a PNG or a JPEG"),
@@ -226,7 +226,7 @@ def test_an_epoch_has_every_example_once():
         ("text VIT --architecture ViTModel", None, "has no answers to learn from"),
     ],
 )  # fmt: skip
-def test_bad_files_have_one_clear_line(flags, change, said, data, tmp_path, capsys):
+def test_bad_files_have_one_clear_line(flags, change, message, data, tmp_path, capsys):
     kind, model, *more = flags.replace("VIT", VIT[1]).split()
     shutil.copytree(data / kind, tmp_path / kind)
     if change:
@@ -237,7 +237,7 @@ def test_bad_files_have_one_clear_line(flags, change, said, data, tmp_path, caps
     arguments = ["train", str(tmp_path / kind), "--model", model, "--engine", "numpy", "--steps", "1", *more]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert said in line
+    assert message in line
     assert not (tmp_path / "run" / "data.json").exists()
 
 
@@ -257,13 +257,13 @@ def test_the_run_says_what_its_data_are(data, tmp_path):
 
 def test_python_trains_as_the_command_does(data, tmp_path, capsys):
     sizes = {"image_size": 8, "patch_size": 4, "n_layer": 1, "hidden_size": 8, "num_attention_heads": 2}
-    told = {"model": VIT[1], "engine": "numpy", "steps": 2, "batch_size": 4, **sizes}
-    result = lc.train(data / "images", out=tmp_path / "python", **told)
+    options_given = {"model": VIT[1], "engine": "numpy", "steps": 2, "batch_size": 4, **sizes}
+    result = lc.train(data / "images", out=tmp_path / "python", **options_given)
     assert (result.steps, result.stopped, result.exit_code) == (2, False, 0)
     assert result.validated.accuracy is not None
     assert "% right, after 8 examples" in str(result)
     capsys.readouterr()
-    flags = [item for name, value in told.items() for item in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [item for name, value in options_given.items() for item in (f"--{name.replace('_', '-')}", str(value))]
     assert main(["train", str(data / "images"), "--out", str(tmp_path / "command"), *flags]) == 0
     assert "what it says of some examples is in" in capsys.readouterr().out
     assert same(tmp_path / "python", tmp_path / "command")

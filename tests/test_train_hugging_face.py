@@ -103,8 +103,8 @@ def test_fine_tuned_it_loads_in_transformers(checkpoint, tmp_path):
     )
     result = start(options, tmp_path / "run", Silent())
     assert result.steps == 5
-    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
-    assert not any(told.values())  # no tensor is missing, left over or of another shape
+    loaded, loading_info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
+    assert not any(loading_info.values())  # no tensor is missing, left over or of another shape
     tokens = np.random.default_rng(0).integers(0, 300, (2, 20))
     theirs = logits_of(loaded.eval(), tokens)
     assert np.abs(theirs - logits_of(module, tokens)).max() > 1e-2  # it has learned something
@@ -127,8 +127,8 @@ def test_a_model_from_scratch_loads_in_transformers(family, tmp_path):
         batch_size=2,
     )
     start(options, tmp_path / "run", Silent())
-    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
-    assert not any(told.values())
+    loaded, loading_info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
+    assert not any(loading_info.values())
     run = Folder(tmp_path / "run")
     configuration = run.configuration()
     assert configuration.sizes["vocab_size"] == 257  # bytes and the end: the tokenizer says how many
@@ -159,7 +159,7 @@ def test_half_precision_and_several_files_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "no such file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"PK\3\4" * 50), "is damaged, or not a file in"),
@@ -175,13 +175,13 @@ def test_half_precision_and_several_files_are_read(tmp_path):
         (lambda folder: without_numbers(folder / "model.safetensors"), "ln_f holds numbers that are not finite"),
     ],
 )
-def test_what_cannot_be_started_from(change, said, tmp_path):
+def test_what_cannot_be_started_from(change, message, tmp_path):
     config = transformers.AutoConfig.for_model("llama", **SIZES, **GROUPED)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
     change(tmp_path / "theirs")
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
     options = Options(paths=(str(tmp_path / "text.txt"),), start=str(tmp_path / "theirs"), steps=1, seq_len=8)
-    with pytest.raises(InputError, match=said) as raised:
+    with pytest.raises(InputError, match=message) as raised:
         start(options, tmp_path / "run", Silent())
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()

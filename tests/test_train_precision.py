@@ -42,19 +42,19 @@ def text(tmp_path):
     return tmp_path / "text"
 
 
-def asked(text, way, **more):
-    own = {"model": "gpt2", "engine": "numpy", "steps": 4, "batch_size": 2, "seq_len": 12, "sizes": NARROW, **way}
+def asked(text, setting, **more):
+    own = {"model": "gpt2", "engine": "numpy", "steps": 4, "batch_size": 2, "seq_len": 12, "sizes": NARROW, **setting}
     if own["model"] == "llama":
         own |= {"model": "tinyllama-1.1b", "sizes": {**NARROW, "num_key_value_heads": 1, "intermediate_size": 48}}
     return Options(paths=(str(text),), **{"validate_every": 2, "sample_every": 4, "save_every": 2, **own, **more})
 
 
 @pytest.mark.one_in(every=5)
-@pytest.mark.parametrize("way", sampled(WAYS, 3))
-def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
-    start(asked(text, way), tmp_path / "whole", Silent())
+@pytest.mark.parametrize("setting", sampled(WAYS, 3))
+def test_it_learns_and_goes_on_bit_for_bit(setting, text, tmp_path):
+    start(asked(text, setting), tmp_path / "whole", Silent())
     stops = iter([False, True])
-    start(asked(text, way), tmp_path / "run", Silent(), lambda: next(stops))
+    start(asked(text, setting), tmp_path / "run", Silent(), lambda: next(stops))
     go_on(tmp_path / "run", Silent())
     assert same(tmp_path / "whole", tmp_path / "run")
 
@@ -114,8 +114,8 @@ def test_every_engine_resumes_every_precision_bit_for_bit(kind, case, text, tmp_
     quantized = PRECISIONS[name].quantized
     frozen = quantized is not None and not quantized.learns
     paths = {"lora": "all-linear", "lora_rank": "2"} if frozen else {}
-    way = {"model": "llama", "dtype": name, "optimizer": optimizer, "engine": kind, **paths}
-    how = asked(text, way, seq_len=24, batch_size=4)
+    setting = {"model": "llama", "dtype": name, "optimizer": optimizer, "engine": kind, **paths}
+    how = asked(text, setting, seq_len=24, batch_size=4)
     if (kind, *case) in REFUSED:
         with pytest.raises(InputError, match=REFUSED[kind, *case]):
             start(how, tmp_path / "whole", Silent())
@@ -127,11 +127,11 @@ def test_every_engine_resumes_every_precision_bit_for_bit(kind, case, text, tmp_
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.parametrize("way", sampled(WAYS, 3, start=1))
-def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(way, text, tmp_path):
-    how = asked(text, way, learning_rate=0.05)
+@pytest.mark.parametrize("setting", sampled(WAYS, 3, start=1))
+def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(setting, text, tmp_path):
+    how = asked(text, setting, learning_rate=0.05)
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20})
-    if way.get("model") == "llama":
+    if setting.get("model") == "llama":
         configuration = configure("tinyllama-1.1b", {**how.sizes, "vocab_size": 20})
     own = engine(configuration, how)
     rng = np.random.default_rng(0)
@@ -149,13 +149,13 @@ def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(way, text, tmp
     assert set(own.state) == {f"{name}.{part}" for name in learning for part in "MV"}
     plain = engine(configuration, replace(how, dtype="fp32", lora=None, lora_rank=None, train=None, train_layers=None))
     plain.load(own.plain_weights, plain.state, 0)
-    apart = 1e-5 if way["dtype"] == "fp32" else 0.02  # values are rounded to bf16 where weights are in codes
+    apart = 1e-5 if setting["dtype"] == "fp32" else 0.02  # values are rounded to bf16 where weights are in codes
     assert plain.loss(batch) == pytest.approx(own.loss(batch), rel=apart)
 
 
 def test_an_adapted_run_begins_as_the_model_that_it_adapts(text):
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20})
-    plain, adapted = (engine(configuration, asked(text, way)) for way in ({}, WAYS[0]))
+    plain, adapted = (engine(configuration, asked(text, setting)) for setting in ({}, WAYS[0]))
     for name, array in adapted.plain_weights.items():
         np.testing.assert_array_equal(array, plain.weights[name])  # B of every path is 0
 
@@ -185,12 +185,12 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
 )
 def test_torch_takes_the_steps_of_numpy(name, accumulate, optimizer, text):
     pytest.importorskip("torch")
-    way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None, "accumulate": accumulate}
-    way["optimizer"] = optimizer
+    setting = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None, "accumulate": accumulate}
+    setting["optimizer"] = optimizer
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 20, (2, 8)) for name in ("tokens", "targets")}
-    one, two = (engine(configuration, asked(text, way, engine=kind)) for kind in ("numpy", "torch"))
+    one, two = (engine(configuration, asked(text, setting, engine=kind)) for kind in ("numpy", "torch"))
     for _ in range(3):
         assert two.step(batch, 0.01) == pytest.approx(one.step(batch, 0.01), rel=5e-3)
     for part, array in one.state.items():  # a kernel rounds what it hands on, the interpreter each value
@@ -247,7 +247,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("setting", "message"),
     [
         ({"dtype": "nf4"}, "gpt2 has none: freeze some"),
         ({"dtype": "fp16-masters"}, "programs have fp32, fp64, bf16, and no fp16"),
@@ -261,9 +261,9 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
         ({"lora": "all-linear", "procedure": "pepita"}, "frozen weights and LoRA are for bp and recompute"),
     ],
 )
-def test_what_cannot_be_trained_is_said_before_anything_is_written(way, said, text, tmp_path):
-    with pytest.raises(InputError, match=said):
-        start(asked(text, way), tmp_path / "run", Silent())
+def test_what_cannot_be_trained_is_said_before_anything_is_written(setting, message, text, tmp_path):
+    with pytest.raises(InputError, match=message):
+        start(asked(text, setting), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
 
 

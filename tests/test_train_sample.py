@@ -120,7 +120,7 @@ def test_it_stops_at_the_end_of_the_document():
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--temperature -1", "temperature must be a number from 0, not -1.0"),
         ("--temperature hot", "temperature must be a number, not 'hot'"),
@@ -129,9 +129,9 @@ def test_it_stops_at_the_end_of_the_document():
         ("--tokens 0", "tokens must be a whole number from 1, not 0"),
     ],
 )
-def test_what_is_refused(flags, said, tmp_path, capsys):
+def test_what_is_refused(flags, message, tmp_path, capsys):
     assert main(["sample", str(tmp_path), *flags.split()]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_no_run_and_no_checkpoint(run, tmp_path, capsys):
@@ -153,9 +153,9 @@ def test_outputs_that_are_not_finite_are_said(run, tmp_path, capsys):
     arrays, facts = read_arrays(run / "model.safetensors", "")
     write_arrays(run / "model.safetensors", {name: array * np.float32(1e30) for name, array in arrays.items()}, facts)
     assert main(["sample", str(run), "--tokens", "2"]) == 2
-    said = capsys.readouterr().err
-    assert "outputs are not finite" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "outputs are not finite" in printed
+    assert printed.count("\n") == 1
 
 
 # Tokenizers

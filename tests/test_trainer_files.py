@@ -60,7 +60,7 @@ def test_every_rule_holds_for_a_file_and_does_what_it_says(framework: Framework)
 def check_rule(framework: Framework, number: int) -> None:
     """A file that a rule holds for, and its effect: all rules of a framework are one test, as there are a thousand."""
     rule = framework.rules[number]
-    said = f"rule {number}: {rule.conditions}"
+    rule_text = f"rule {number}: {rule.conditions}"
     values = {key: value_of((ANY,), key, framework.rules) for key in rule.taken}
     values |= {key: value_of(wanted, key, framework.rules) for key, wanted in rule.conditions.items()}
     before = Step()
@@ -73,7 +73,7 @@ def check_rule(framework: Framework, number: int) -> None:
         ]
     )
     usual = {key: value for key, (value, _) in framework.defaults.items()}
-    assert rule.holds(values, usual, before), f"no file reaches {said}"
+    assert rule.holds(values, usual, before), f"no file reaches {rule_text}"
     later = [
         name
         for other in framework.rules[number + 1 :]
@@ -82,12 +82,16 @@ def check_rule(framework: Framework, number: int) -> None:
     ]
     for name, value in (rule.fields or {}).items():
         if name not in later and "$" not in str(value):
-            assert reading.step.get(name) == value, said
+            assert reading.step.get(name) == value, rule_text
     decides = not rule.fields or not {*rule.fields} <= {*later}
-    assert not rule.unsupported or (rule.unsupported in [each.effect for each in reading.unsupported]) == decides, said
-    assert not rule.refused or reading.refused, said
-    assert not rule.asks or rule.asks in reading.asks or (rule.asks == "vocab_size" and reading.step.sizes), said
-    assert rule.fields or rule.unsupported or rule.refused or rule.asks or rule.source, f"nothing is said by {said}"
+    assert not rule.unsupported or (rule.unsupported in [each.effect for each in reading.unsupported]) == decides, (
+        rule_text
+    )
+    assert not rule.refused or reading.refused, rule_text
+    assert not rule.asks or rule.asks in reading.asks or (rule.asks == "vocab_size" and reading.step.sizes), rule_text
+    assert rule.fields or rule.unsupported or rule.refused or rule.asks or rule.source, (
+        f"nothing is said by {rule_text}"
+    )
 
 
 @pytest.mark.parametrize("framework", frameworks(), ids=lambda each: each.name)
@@ -423,8 +427,11 @@ def test_every_field_of_files_is_a_flag_of_a_command_or_said_to_be_none(names: l
         flags = {flag.name for flag in flags_of(command.question)}
         if "model" in flags:
             step = trainer_step(paths, name, flags, **given)
-            said = " ".join((step.command, *step.left_out, *(each.effect for each in step.unsupported)))
-            assert all(field.replace("_", "-") in said for field in settings if field != "model"), (name, said)
+            step_text = " ".join((step.command, *step.left_out, *(each.effect for each in step.unsupported)))
+            assert all(field.replace("_", "-") in step_text for field in settings if field != "model"), (
+                name,
+                step_text,
+            )
 
 
 @pytest.mark.parametrize("given", [{"on": "RTX-4090"}, {"on": "DGX-H100", "mesh": "dp=8"}])
@@ -789,7 +796,7 @@ def test_files_are_strict_and_of_a_named_format_on_the_command_line(
 ) -> None:
     path = tmp_path / "full.yaml"
     path.write_text(yaml.safe_dump({**AXOLOTL, "an_unknown_key": 1, "micro_batch_sise": 2}))
-    for flags, said in (
+    for flags, message in (
         (
             ["--strict"],
             "has keys that are not known: an_unknown_key, micro_batch_sise; did you mean 'micro_batch_size'",
@@ -797,7 +804,7 @@ def test_files_are_strict_and_of_a_named_format_on_the_command_line(
         (["--format-of", "axolot"], "the trainer is accelerate or axolotl"),
     ):
         assert main(["explain", str(path), *flags]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["explain", str(path), "--format-of", "axolotl"]) == 0
     for wrong in (-2, 0):
         path.write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": wrong}))
@@ -1031,5 +1038,5 @@ def test_a_file_of_no_trainer_is_no_request(tmp_path: Path) -> None:
 def test_flags_that_override_a_file_are_named_with_what_it_says(capsys):
     flags = ["--batch-size", "4", "--lora-rank", "16", "--num-hidden-layers", "2"]  # the rank is the file's
     assert main(["memory", str(EXAMPLES / "qlora.yaml"), *flags]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Flags override the files: --batch-size 4 (the files: --batch-size 8). " in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Flags override the files: --batch-size 4 (the files: --batch-size 8). " in printed

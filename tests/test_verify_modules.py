@@ -58,13 +58,13 @@ def test_a_module_is_run_at_two_sizes(file, capsys):
     assert main(["verify", file, "--no-cache"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for size in (3, 4):
-        for said in (
+        for message in (
             "outputs with the module's run",
             "gradients with the module's",
             "FLOPs of products with FlopCounterMode's",
             "buffers and inputs after the call",
         ):
-            assert f"passed Average at B = {size}, {said}" in text
+            assert f"passed Average at B = {size}, {message}" in text
 
 
 def test_a_rule_that_leaves_the_bias_out_is_found(file, capsys, monkeypatch):

@@ -26,10 +26,10 @@ class Silent:
     """Keeps the steps that it is told of."""
 
     def __init__(self):
-        self.steps, self.said, self.samples = [], [], []
+        self.steps, self.notices, self.samples = [], [], []
 
     def say(self, text):
-        self.said.append(text)
+        self.notices.append(text)
 
     def begin(self, step, steps):
         self.began = (step, steps)

@@ -30,14 +30,14 @@ class Process:
 
     def __init__(self, side: str) -> None:
         self.side = side
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self._error_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         found = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1]))  # this package lies in the latter
         # A session of its own: Ctrl-C is for this process alone, which then ends that one and all that it started.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"{__package__}.worker", side],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._error_output,
             text=True,
             encoding="utf-8",
             start_new_session=True,
@@ -88,18 +88,18 @@ class Process:
         if code == -signal.SIGKILL:
             return "its process was killed, as for want of memory"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        self._said.seek(0)
-        lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        self._error_output.seek(0)
+        lines = self._error_output.read().decode("utf-8", "replace").strip().splitlines()
         return f"its process ended {how}" + (f": {lines[-1].strip()}" if lines else "")
 
     def close(self) -> None:
         """End it, and all that it has started."""
-        if self._said.closed:
+        if self._error_output.closed:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._said):
+        for stream in (self._process.stdin, self._process.stdout, self._error_output):
             with suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Way = Callable[[Tensor, Tensor, Tensor], Tensor]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention over queries, keys and values [B h M k], [B h N k], [B h N k]; the result is [B h M k]."""
 
 
@@ -67,9 +67,9 @@ class LowRank(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention with biases; with fewer heads of keys and values, each of these serves several queries'."""
 
-    def __init__(self, width: int, heads: int, way: Way, groups: int | None = None) -> None:
+    def __init__(self, width: int, heads: int, attention: AttentionFunction, groups: int | None = None) -> None:
         super().__init__()
-        self.way, self.size = way, width // heads
+        self.attention, self.size = attention, width // heads
         self.repeats = heads // (groups or heads)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width // self.repeats)
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         )
         if self.repeats > 1:
             k, v = (z.repeat_interleave(self.repeats, dim=1) for z in (k, v))
-        return self.output(self.way(q, k, v).transpose(1, 2).flatten(2))
+        return self.output(self.attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Packed(nn.Module):

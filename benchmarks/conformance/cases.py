@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance import blocks
-from conformance.blocks import Attention, Block, LowRank, Model, Packed, Way, frozen
+from conformance.blocks import Attention, AttentionFunction, Block, LowRank, Model, Packed, frozen
 
 B, S, D, HEADS, F, V = 2, 64, 128, 4, 512, 1000
 """Sequences, tokens of each, width, heads, hidden width of the feed-forward network, words."""
@@ -89,8 +89,8 @@ def _block(name: str, attention: Callable[[], nn.Module], **truth: Any) -> Case:
     return Case(name, lambda: _model(attention), Truth(**known), PARTS)
 
 
-def _attention(way: Way, groups: int | None = None) -> Callable[[], Attention]:
-    return lambda: Attention(D, HEADS, way, groups)
+def _attention(attention: AttentionFunction, groups: int | None = None) -> Callable[[], Attention]:
+    return lambda: Attention(D, HEADS, attention, groups)
 
 
 class InEvaluation(Model):

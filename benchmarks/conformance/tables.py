@@ -182,7 +182,7 @@ SAID: dict[str, Stated] = {
         MODEL,
         (ADAPTED, _ADAPTED_BLOCK),
         {"r": cases.RANK},
-        tuple(f"block_{n}.attention.{way}{name}" for n in (1, 2) for way in ("down", "up") for name in "QV"),
+        tuple(f"block_{n}.attention.{matrix}{name}" for n in (1, 2) for matrix in ("down", "up") for name in "QV"),
     ),
     "mixture of experts": Stated(
         EXPERTS, sizes={"e": cases.EXPERTS, "c": cases.TOKENS * cases.CHOSEN // cases.EXPERTS, "f": cases.HIDDEN}
@@ -204,30 +204,30 @@ class Learncost(Counter):
 
     def forward(self, case: Case) -> int:
         """MACCs of the table."""
-        said, sizes = self._said(case)
-        return int(lc.price(said.layer, sizes, "matmul").maccs)
+        stated, sizes = self._stated(case)
+        return int(lc.price(stated.layer, sizes, "matmul").maccs)
 
     def training(self, case: Case) -> int:
         """MACCs of the table and of the gradients of what is trained."""
-        said, sizes = self._said(case)
-        step = lc.derive(said.layer, wanted=self._trained(said)).step
+        stated, sizes = self._stated(case)
+        step = lc.derive(stated.layer, wanted=self._trained(stated)).step
         return int(lc.price(step, sizes, "matmul").maccs)
 
     def parameters(self, case: Case) -> int:
         """Every weight of the table once."""
-        said, sizes = self._said(case)
-        return int(parameters(said.layer.table).at(sizes))
+        stated, sizes = self._stated(case)
+        return int(parameters(stated.layer.table).at(sizes))
 
     def trained(self, case: Case) -> int:
         """The weights whose gradients are derived."""
-        said, sizes = self._said(case)
-        return int(parameters(replace(said.layer.table, weights=self._trained(said))).at(sizes))
+        stated, sizes = self._stated(case)
+        return int(parameters(replace(stated.layer.table, weights=self._trained(stated))).at(sizes))
 
-    def _said(self, case: Case) -> tuple[Stated, dict[str, int]]:
+    def _stated(self, case: Case) -> tuple[Stated, dict[str, int]]:
         if case.name not in SAID:
             raise NotImplementedError(f"there is no table of {case.name!r}")
-        said = SAID[case.name]
-        return said, {**SIZES, **(said.sizes or {})}
+        stated = SAID[case.name]
+        return stated, {**SIZES, **(stated.sizes or {})}
 
-    def _trained(self, said: Stated) -> tuple[str, ...]:
-        return tuple(name for name in said.layer.table.weights if name.startswith(said.trained))
+    def _trained(self, stated: Stated) -> tuple[str, ...]:
+        return tuple(name for name in stated.layer.table.weights if name.startswith(stated.trained))

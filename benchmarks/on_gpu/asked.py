@@ -31,10 +31,10 @@ def tried(row: Row, found: Callable[[], Row]) -> Row:
     try:
         return row | found()
     except Exception as error:
-        return row | {"error": said(error)}
+        return row | {"error": message_of(error)}
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """An error in a line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]} {lines[-1] if len(lines) > 1 else ''}"[:400]

@@ -27,7 +27,7 @@ from learncost.devices.gpus import gpu
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import fastest
-from on_gpu.asked import Asked, Row, said
+from on_gpu.asked import Asked, Row, message_of
 from on_gpu.in_triton import InTriton
 from on_gpu.steps import CARD, seconds
 from on_gpu.subjects import Text, leanest, subjects
@@ -109,7 +109,7 @@ def engine(asked: Asked) -> Iterator[Row]:
             with _ending(min(EACH, int(END - passed))):
                 yield from find(what)
         except (Exception, SideEnded) as error:  # the next side goes on
-            yield {"what": what, "error": said(error)}
+            yield {"what": what, "error": message_of(error)}
     _clear(asked)
 
 

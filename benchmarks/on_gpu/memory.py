@@ -21,7 +21,7 @@ import test_memory_steps as steps  # of the tests, whose folder peaks.py has put
 from allocator import apart, workspaces
 from learncost.models.configuration import configure
 from on_gpu.alive import alive
-from on_gpu.asked import Asked, Row, said, tried
+from on_gpu.asked import Asked, Row, message_of, tried
 
 Case = tuple[str, Callable[[], object], Callable[[], int]]
 """A name, two steps to run, and what is predicted of them."""
@@ -50,7 +50,7 @@ PLACES = {"cpu": None, "cuda": "cuda"}
 
 def memory_cases(asked: Asked) -> Iterator[Case]:
     """Plain modules, then transformers' own, small and large."""
-    way, on = ("cuda" if asked.device == "cuda" else "fused"), PLACES[asked.device]
+    implementation, on = ("cuda" if asked.device == "cuda" else "fused"), PLACES[asked.device]
     shapes = (("gpt2", gpt2(2, 128, 4, 64, 512), 2),) if asked.quick else SHAPES
     for (name, keys, batch), dtype, procedure in product(shapes, DTYPES, ("bp", "recompute")):
         own = keys, batch, dtype, procedure
@@ -60,12 +60,12 @@ def memory_cases(asked: Asked) -> Iterator[Case]:
             partial(_plain_predicted, *own, on),
         )
     for name, dtype, setting in product(asked.some([*peaks.KINDS][:11], 2), DTYPES, ("plain", "checkpoints")):
-        case = name, "block", dtype, setting, way
+        case = name, "block", dtype, setting, implementation
         yield f"transformers {name}, {dtype} {setting}", partial(peaks.train, *case), partial(peaks.predicted, *case)
     for name, dtype, setting in product(asked.some(LARGE, 0), DTYPES, ("plain", "checkpoints", "lora", "dropout")):
         if setting == "dropout" and not any("drop" in key for key in LARGE[name].keys):
             continue
-        own = name, dtype, setting, way
+        own = name, dtype, setting, implementation
         run, expected = (partial(_large, asked, *own) for asked in (peaks.train, peaks.predicted))
         yield f"transformers {name}, large, {dtype} {setting}", run, expected
 
@@ -152,7 +152,7 @@ def predicted_case(section: str, asked: Asked, number: int) -> int | str:
         with torch.device(asked.device):
             return cases(section, asked)[number][2]()
     except Exception as error:  # the row says so
-        return said(error)
+        return message_of(error)
 
 
 def peaks_of(section: str, asked: Asked, futures: Sequence[Any]) -> Iterator[Row]:

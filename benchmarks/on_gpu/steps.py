@@ -24,7 +24,7 @@ from learncost.devices.rates import rates
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.timing.predict import time as predicted_time
-from on_gpu.asked import Asked, Row
+from on_gpu.asked import Asked, Row, message_of
 
 CARD, PEAK = "H100-SXM", 989e12
 """The published record that predictions use where the GPU is none of `learncost list devices`, and its bf16 peak."""
@@ -80,26 +80,26 @@ def _of_subject(
     subject: Subject, sides: Mapping[str, type[Eager]], cards: Mapping[str, str], device: str
 ) -> Iterator[Row]:
     name = f"{subject.model}, {subject.batch_size} x {subject.seq_len}, {subject.dtype}"
-    said = {}
+    predictions = {}
     for source, card in cards.items():
         try:
             table = planned(step(subject.built, "bp", "adamw"), "flash")
             rows = price(table, subject.sizes, book("run")).rows
             dtype = "fp32" if source == "calibrated" and device == "cpu" else subject.dtype
             expected = predicted_time(rows, subject.sizes, rates(card, dtype), subject.dtype)
-            said |= {source: expected.total, f"{source}_low": expected.low, f"{source}_high": expected.high}
-            said[f"{source}_bounds"] = {str(key): value for key, value in expected.bounds.items()}
+            predictions |= {source: expected.total, f"{source}_low": expected.low, f"{source}_high": expected.high}
+            predictions[f"{source}_bounds"] = {str(key): value for key, value in expected.bounds.items()}
         except Exception as error:
-            said[f"{source}_error"] = said(error)
+            predictions[f"{source}_error"] = message_of(error)
     flops = lc.cost(subject.configuration, "bp", "matmul", subject.batch_size, subject.seq_len).total.flops
     try:
         times = _measured(subject, sides, device)
     except Exception as error:
-        yield {"what": name, "error": said(error)} | said
+        yield {"what": name, "error": message_of(error)} | predictions
         return
     for side, (median, low, high, busy) in times.items():
         row = {"what": f"{name}, {side}", "seconds": median, "from": low, "to": high, "busy": busy}
-        yield row | {"mfu": float(flops) / median / PEAK} | said
+        yield row | {"mfu": float(flops) / median / PEAK} | predictions
 
 
 def _measured(

@@ -61,8 +61,8 @@ def _trained(flags: Sequence[str], out: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("engine", "process"))]
-    print(f"  {out.name}: {time.perf_counter() - began:.0f} s", *said, sep="; ", file=sys.stderr, flush=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("engine", "process"))]
+    print(f"  {out.name}: {time.perf_counter() - began:.0f} s", *lines, sep="; ", file=sys.stderr, flush=True)
     return out
 
 

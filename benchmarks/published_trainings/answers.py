@@ -88,8 +88,11 @@ def _answered(row: Mapping[str, Any]) -> Answer:
 
 
 def _in_fp8(row: Mapping[str, Any]) -> bool:
-    said = settings_of(row)
-    return "fp8" in json.dumps({key: said[key] for key in said if key not in ("source", "notes", "metrics")}).lower()
+    settings = settings_of(row)
+    return (
+        "fp8"
+        in json.dumps({key: settings[key] for key in settings if key not in ("source", "notes", "metrics")}).lower()
+    )
 
 
 def summary(several: list[Answer]) -> str:

@@ -12,12 +12,12 @@ from published_trainings.case import (
     Case,
     cluster_of_row,
     family_called,
+    integer_of,
     key_of,
     mesh_of,
     network_of_row,
     preset_called,
     settings_of,
-    told,
 )
 from published_trainings.frameworks import (
     FRAMEWORKS,
@@ -70,7 +70,7 @@ def any_source(row: Mapping[str, Any]) -> Case:
     if (framework := str(config.get("framework") or usual)) not in FRAMEWORKS:
         raise InputError(f"its framework is {framework}, and {', '.join(FRAMEWORKS)} are known")
     name, overrides = _model_of(config)
-    seq = told(config, "seq", "seq_len")
+    seq = integer_of(config, "seq", "seq_len")
     inner = {axis: int(config.get(axis) or 1) for axis in ("pp", "ep", "cp", "tp")}
     number = _data_parallel(config, prod(inner.values()))
     axes = mesh_of(pp=inner["pp"], dp=number, ep=inner["ep"], cp=inner["cp"], tp=inner["tp"])
@@ -90,8 +90,8 @@ def any_source(row: Mapping[str, Any]) -> Case:
 
 def _recomputed(config: Mapping[str, Any]) -> list[str]:
     """What a row makes again in its own words. Raises `InputError` for a word that is not known."""
-    said = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower()
-    ops = [part.split()[0] for part in said.partition("(")[0].split(",") if part.strip()]
+    recompute = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower()
+    ops = [part.split()[0] for part in recompute.partition("(")[0].split(",") if part.strip()]
     if unknown := [op for op in ops if op not in RECOMPUTED]:
         raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {unknown[0]!r}")
     return ops
@@ -150,8 +150,8 @@ def _refuse_unknown(written: Mapping[str, Any], config: Mapping[str, Any]) -> No
         raise InputError(
             f"its experts are cut over etp={config['etp']}, all else over tp={tensor}: they have to be one number"
         )
-    said = str(config.get("method") or "").lower()
-    if ops := [op for op in OTHERWISE if op in said] or ["offload"] * bool(config.get("cpu_offload")):
+    method = str(config.get("method") or "").lower()
+    if ops := [op for op in OTHERWISE if op in method] or ["offload"] * bool(config.get("cpu_offload")):
         raise InputError(f"its method has {ops[0]}, of which nothing is known here")
     kind = str(config.get("precision") or config.get("dtype") or "").lower()
     if "tf32" in kind or kind in ("fp32", "float32"):
@@ -167,16 +167,19 @@ def _model_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise InputError(f"its model, {name}, is told by the sizes of a GPT, and is none")
     if "experts" in config:
         raise InputError("its sizes are told, and those of experts are known of presets alone")
-    seq, width = told(config, "seq"), config.get("ffn") or config.get("feedforward") or 4 * told(config, "hidden")
+    seq, width = (
+        integer_of(config, "seq"),
+        config.get("ffn") or config.get("feedforward") or 4 * integer_of(config, "hidden"),
+    )
     if config.get("gated") or config.get("kv_heads"):
-        sizes = {size: told({**config, "ffn": width}, *names) for size, names in GROUPED.items()}
+        sizes = {size: integer_of({**config, "ffn": width}, *names) for size, names in GROUPED.items()}
         sizes |= {"max_position_embeddings": seq, "tie_word_embeddings": bool(config.get("tied"))}
         sizes |= {} if config.get("gated") else {"use_bias": False}
         optional = {"num_key_value_heads": config.get("kv_heads"), "head_dim": config.get("head_dim")}
         sizes |= {size: int(value) for size, value in optional.items() if value}
         return "llama-2-7b" if config.get("gated") else "starcoder2", sizes
     return "gpt2", {
-        "n_positions": seq, **{size: told(config, *names) for size, names in SIZES.items()}, "n_inner": width,
+        "n_positions": seq, **{size: integer_of(config, *names) for size, names in SIZES.items()}, "n_inner": width,
     }  # fmt: skip
 
 
@@ -185,7 +188,7 @@ def _data_parallel(config: Mapping[str, Any], others: int) -> int:
     shards, replicas = config.get("fsdp") or 1, config.get("dp")
     if not isinstance(shards, str) and (shards > 1 or replicas is not None):
         return int(shards) * int(replicas or 1)
-    devices = told(config, "gpus", "n_gpus", "devices")
+    devices = integer_of(config, "gpus", "n_gpus", "devices")
     if devices % others:
         raise InputError(f"{devices} devices are no multiple of the {others} of its other axes")
     return devices // others
@@ -194,7 +197,7 @@ def _data_parallel(config: Mapping[str, Any], others: int) -> int:
 def _batches(config: Mapping[str, Any], parts: int) -> tuple[int, int]:
     """Sequences of a microbatch, and microbatches of a step."""
     if (micro := config.get("micro_batch") or config.get("mbs") or config.get("local_batch")) is None:
-        each = told(config, "global_batch", "gbs") // parts
+        each = integer_of(config, "global_batch", "gbs") // parts
         if each != 1 and not config.get("grad_accum"):
             raise KeyError("micro_batch")
         micro = each // int(config.get("grad_accum", 1))
@@ -202,7 +205,7 @@ def _batches(config: Mapping[str, Any], parts: int) -> tuple[int, int]:
         micro *= int(config.get("tp") or 1)
     whole = config.get("global_batch") or config.get("gbs") or int(micro) * parts * int(config.get("grad_accum", 1))
     if tokens := config.get("tokens_per_step"):
-        whole = int(tokens) // told(config, "seq", "seq_len")
+        whole = int(tokens) // integer_of(config, "seq", "seq_len")
     return int(micro), max(1, int(whole) // int(micro) // parts)
 
 

@@ -87,7 +87,7 @@ def mesh_of(**axes: int) -> dict[str, int]:
     return {axis: size for axis, size in axes.items() if size > 1}
 
 
-def told(config: Mapping[str, Any], *keys: str) -> int:
+def integer_of(config: Mapping[str, Any], *keys: str) -> int:
     """The number that a row has by one of these words. Raises `KeyError` with the first where there is none."""
     for key in keys:
         if config.get(key) is not None:
@@ -112,15 +112,15 @@ def cluster_of_row(config: Mapping[str, Any]) -> Cluster | None:
 
     Raises `InputError` for a device of which no cluster is known.
     """
-    said = " ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware")))
-    text = said or str(config.get("source", ""))
+    devices = " ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware")))
+    text = devices or str(config.get("source", ""))
     plain = text.upper().replace("_", " ").replace("GB", " GB")
     ops = {op: each for each in clusters().values() for op in each.name.split() if _is_a_model(op)}
     named = [op for op in ops if op.upper() in plain.replace("-", " ").replace("/", " ").split()]
     named = named or [op for op in ops if op.upper() in text.upper()]
     if not named:
-        if said:
-            raise InputError(f"no cluster is known of its device, {said}")
+        if devices:
+            raise InputError(f"no cluster is known of its device, {devices}")
         return None
     return ops[max(named, key=len)]
 
@@ -129,8 +129,8 @@ def network_of_row(config: Mapping[str, Any]) -> float | None:
     """Gigabits a second between nodes, of a node, as a row tells them beside its device: `H100 800Gbps`."""
     if config.get("network_gbps"):
         return float(config["network_gbps"])
-    told_there = _GIGABITS.search(" ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware"))))
-    return float(told_there[1]) if told_there else None
+    gigabits = _GIGABITS.search(" ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware"))))
+    return float(gigabits[1]) if gigabits else None
 
 
 _GIGABITS = re.compile(r"(\d+) ?Gbps")

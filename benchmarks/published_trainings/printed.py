@@ -11,7 +11,7 @@ from learncost.devices.collective import algorithm
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.program.pipeline import run, schedule
-from published_trainings.case import told
+from published_trainings.case import integer_of
 from published_trainings.memory import activations
 from published_trainings.sources import korthikanti
 
@@ -25,8 +25,8 @@ DEVICES = 8
 def bubble(row: Mapping[str, Any]) -> tuple[float, float]:
     """Narayanan et al. 2021: the pipeline's bubble over the ideal time, by running the orders of equal stages."""
     config = row["config"]
-    devices, chunks = told(config, "p"), int(config.get("v", 1))
-    orders = schedule("interleaved" if chunks > 1 else "1f1b", devices, told(config, "m"), chunks)
+    devices, chunks = integer_of(config, "p"), int(config.get("v", 1))
+    orders = schedule("interleaved" if chunks > 1 else "1f1b", devices, integer_of(config, "m"), chunks)
     identical = [1.0] * orders.stages
     return float(row["value"]), run(orders, identical, identical).bubble
 
@@ -37,7 +37,7 @@ def activation_bytes(row: Mapping[str, Any]) -> tuple[float, float]:
     The paper leaves out what is small beside B M d, as the statistics of norms, which are counted here.
     """
     config = row["config"]
-    t = told(config, "t")
+    t = integer_of(config, "t")
     sizes = {"s": 2048, "b": 1, "a": 96, "h": 12288, "t": t}
     full = {
         "hidden": sizes["h"], "feedforward": 4 * sizes["h"], "seq": sizes["s"], "heads": sizes["a"], "blocks": 1,

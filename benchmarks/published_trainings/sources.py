@@ -8,7 +8,7 @@ from typing import Any
 from learncost.autoshard.step import ParallelConfig
 from learncost.ir.errors import InputError
 from published_trainings.any_source import any_source
-from published_trainings.case import Case, key_of, mesh_of, told
+from published_trainings.case import Case, integer_of, key_of, mesh_of
 from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, bridge_of, cut
 
 
@@ -113,11 +113,11 @@ def bridge(row: Mapping[str, Any]) -> Case:
 def bigscience(row: Mapping[str, Any]) -> Case:
     """Megatron-DeepSpeed on A100s, as BigScience's chronicles tell: gigabytes as nvidia-smi shows them."""
     config = row["config"]
-    degrees = {key: told(config["parallel"], key) for key in ("dp", "tp", "pp")} | {
+    degrees = {key: integer_of(config["parallel"], key) for key in ("dp", "tp", "pp")} | {
         "zero": config["parallel"].get("zero") or 0
     }
     overrides = {
-        "n_embd": config["hidden"], "n_head": config["heads"], "n_layer": told(config, "layers"),
+        "n_embd": config["hidden"], "n_head": config["heads"], "n_layer": integer_of(config, "layers"),
         "n_positions": config["seq"], "vocab_size": config["vocab"], "n_inner": config["ffn"],
     }  # fmt: skip
     if config.get("activation_checkpointing") != "full" or degrees.get("zero", 0) > 1:
@@ -125,7 +125,7 @@ def bigscience(row: Mapping[str, Any]) -> Case:
     plan = "fused,recompute=block"
     axes = mesh_of(pp=degrees["pp"], dp=degrees["dp"], tp=degrees["tp"])
     text = cut(axes, ZERO_1 if degrees["zero"] else "B over dp", TENSOR)
-    microbatches = told(config, "global_batch") // told(config, "micro_batch") // degrees["dp"]
+    microbatches = integer_of(config, "global_batch") // integer_of(config, "micro_batch") // degrees["dp"]
     parallel = ParallelConfig(axes, config["micro_batch"], max(1, microbatches), overlap=False)
     framework = "deepspeed-fp32" if "fp32 grad" in config["precision"] else "deepspeed"
     key = key_of("gpt2", overrides, False, parallel, text, plan, framework, config["seq"])

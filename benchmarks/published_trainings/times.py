@@ -77,8 +77,8 @@ def flops_of(case: Case, again: bool) -> float:
 
 def _teraflops(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     """Of a device: with what is repeated where the row says so, as hardware's are."""
-    said = " ".join(str(row.get(key, "")) for key in ("quantity", "notes", "unit")).lower()
-    again = "recompute=block" in case.key[5] and ("hardware" in said or "recomput" in said)
+    texts = " ".join(str(row.get(key, "")) for key in ("quantity", "notes", "unit")).lower()
+    again = "recompute=block" in case.key[5] and ("hardware" in texts or "recomput" in texts)
     return flops_of(case, again) / takes.seconds / takes.parallel.devices / 1e12
 
 

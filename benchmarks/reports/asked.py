@@ -55,7 +55,7 @@ class Verdict:
     """right, wrong, refused or traceback; what was said for each answer, or the message; what is right."""
 
     kind: str
-    said: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
     right: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
 
@@ -69,7 +69,7 @@ def listed() -> list[Report]:
 def judged(report: Report) -> Verdict:
     """Ask both ways, and compare with the oracle."""
     try:
-        said, message = _on_the_command_line(report)
+        predicted, message = _on_the_command_line(report)
         in_python, message_in_python = _in_python(report)
     except Exception as error:  # what a user would see as a traceback
         return Verdict("traceback", message=f"{type(error).__name__}: {error}".splitlines()[0])
@@ -82,7 +82,7 @@ def judged(report: Report) -> Verdict:
     known = oracles(report.module, report.inputs, sizes)
     right = {where: eval(expression, dict(known)) for where, expression in report.answer.items()}
     try:
-        first, second = ({where: eval(where, {}, Fields(each)) for where in right} for each in (said, in_python))
+        first, second = ({where: eval(where, {}, Fields(each)) for where in right} for each in (predicted, in_python))
     except (KeyError, AttributeError, NameError, ValueError) as error:
         return Verdict("wrong", {}, right, f"has no {error}")
     same = all(abs(first[where] - value) <= report.within * value for where, value in right.items())

@@ -244,8 +244,8 @@ class ThreeTies(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """The mean of the source is added to each word of the target."""
-        told = torch.tanh(self.encoder(self.read(source))).mean(1, keepdim=True)
-        return self.head(torch.tanh(self.decoder(self.write(target)) + told))
+        state = torch.tanh(self.encoder(self.read(source))).mean(1, keepdim=True)
+        return self.head(torch.tanh(self.decoder(self.write(target)) + state))
 
 
 three_ties = ThreeTies

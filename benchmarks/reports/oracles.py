@@ -172,14 +172,26 @@ def _sizes(name: str, inputs: Mapping[str, str], flags: Mapping[str, str]) -> tu
     """Bytes in RAM (.data, .bss) and constants (.rodata) of the emitted program for a Cortex-M4."""
     with TemporaryDirectory() as folder:
         words = [word for key, value in flags.items() for word in (f"--{key}", value)]
-        told = [word for key, text in inputs.items() for word in ("--input", f"{key}: {text}")]
+        inputs_typed = [word for key, text in inputs.items() for word in ("--input", f"{key}: {text}")]
         file = f"{Path(__file__).parent / 'modules.py'}:{name}"
-        emit = [sys.executable, "-m", "learncost", "emit", file, "--backend", "c99", *told, *words, "-o", "step.c"]
+        emit = [
+            sys.executable,
+            "-m",
+            "learncost",
+            "emit",
+            file,
+            "--backend",
+            "c99",
+            *inputs_typed,
+            *words,
+            "-o",
+            "step.c",
+        ]
         subprocess.run(emit, cwd=folder, check=True, capture_output=True)
         compile_for = ["arm-none-eabi-gcc", "-std=c99", "-O0", "-mcpu=cortex-m4", "-mthumb", "-c", "step.c"]
         subprocess.run(compile_for, cwd=folder, check=True)
-        said = subprocess.run(["arm-none-eabi-size", "-A", "step.o"], cwd=folder, check=True, capture_output=True)
-    rows = [line.split() for line in said.stdout.decode().splitlines()]
+        sizes = subprocess.run(["arm-none-eabi-size", "-A", "step.o"], cwd=folder, check=True, capture_output=True)
+    rows = [line.split() for line in sizes.stdout.decode().splitlines()]
     taken = {row[0]: int(row[1]) for row in rows if len(row) == 3 and row[1].isdigit()}
     ram = sum(size for section, size in taken.items() if section.startswith((".data", ".bss")))
     return ram, sum(size for section, size in taken.items() if section.startswith(".rodata"))

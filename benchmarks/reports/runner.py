@@ -43,7 +43,7 @@ def _answers(answer: Mapping[str, str], verdict: Verdict) -> list[str]:
     lines = []
     for where in answer:
         right = f"{verdict.right[where]:,}" if where in verdict.right else answer[where]
-        lines.append(f"    {where} = {_number(verdict.said.get(where))}, right: {right}")
+        lines.append(f"    {where} = {_number(verdict.predicted.get(where))}, right: {right}")
     return lines
 
 

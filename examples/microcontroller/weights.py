@@ -9,10 +9,10 @@ from safetensors.numpy import save_file
 SHAPES = {"W1": (64, 64), "b1": (64,), "W2": (64, 32), "b2": (32,), "W3": (32, 10), "b3": (10,)}
 
 
-def read(said: str) -> dict[str, np.ndarray]:
+def read(text: str) -> dict[str, np.ndarray]:
     """The arrays of lines such as `weights b3 3c8a1f00 ...`."""
     arrays = {}
-    for line in said.splitlines():
+    for line in text.splitlines():
         head, _, rest = line.partition(" ")
         if head == "weights":
             name, *ops = rest.split()

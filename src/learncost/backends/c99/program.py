@@ -492,9 +492,9 @@ class _FirmwareWriter:
         }
         if "gather" in self.layouts:
             says["step"] = f"Gathers a microbatch; every {self.content.parts} of them are one step, which updates."
-        for entry, says_it in says.items():
+        for entry, comment in says.items():
             if entry in self.layouts or (entry == "step" and "gather" in self.layouts):
-                yield f"/* {says_it} */\nvoid {prefix}_{entry}(void);"
+                yield f"/* {comment} */\nvoid {prefix}_{entry}(void);"
         if self._has_loss:
             unit = self._unit(self.values["loss"].power)
             yield f"/* The loss of the last step, before it, in nats{unit}. */\n{prefix}_real {prefix}_loss(void);"

@@ -24,10 +24,10 @@ from learncost.verification.placements import verify_placements
 from sampling import sampled
 
 
-def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):
+def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", procedure="bp", **settings):
     model = build(small(family, num_hidden_layers=2, num_key_value_heads=2, **settings))
     sizes = run_sizes(model, 2, 16, None)
-    table = planned(without_gradients(step(model, "bp", "sgd")), plan)
+    table = planned(without_gradients(step(model, procedure, "sgd")), plan)
     return place(table, mesh(grid), chosen(None, names), sizes, plan=plan), sizes
 
 
@@ -43,10 +43,13 @@ def test_keys_values_and_their_gradients_go_round_once():
     assert not ops & {"all_gather", "reduce_scatter"}
 
 
-@pytest.mark.parametrize("plan", ["ring,recompute=block", "flash,ring,recompute=block"])
-def test_keys_of_a_block_that_runs_again_go_round_once_more(plan):
+@pytest.mark.parametrize(
+    ("procedure", "plan"),
+    [("bp", "ring,recompute=block"), ("bp", "flash,ring,recompute=block"), ("recompute", "ring")],
+)
+def test_keys_of_a_block_that_runs_again_go_round_once_more(procedure, plan):
     """Attention runs again in a ring of its own, before the one of its gradients; only the block's input is kept."""
-    placed, sizes = placed_of("llama", plan=plan)
+    placed, sizes = placed_of("llama", plan=plan, procedure=procedure)
     moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.op == "pass_on"]
     whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 8 * 3 * whole * sizes["n_layer"]

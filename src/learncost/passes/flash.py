@@ -7,7 +7,7 @@ bounds the keys of a tile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
@@ -27,6 +27,9 @@ mebibyte, which fits in a core's cache. Under a causal condition, half of the sq
 vain.
 """
 
+Pairs = dict[str, tuple[tuple[str, ...], str]]
+"""Values with an axis of queries and an axis of keys, each with its tiled axes and its axis of queries."""
+
 
 def flash(table: Table) -> Table:
     """Fuse the lines between queries, keys and values into kernels, which are recomputed in the backward pass.
@@ -34,26 +37,47 @@ def flash(table: Table) -> Table:
     If full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al. 2022,
     FlashAttention, algorithms 1 and 4, here with complete rows of a tile's scores.
     """
-    given, table = table, propagate_copies(table)
+    return _recomputing_scores(propagate_copies(table), "flash", _in_kernels) or table
+
+
+def ring(table: Table) -> Table:
+    """Return the step with scores recomputed for ring attention; sharding makes the rings (sharding/ring.py).
+
+    Keys and values move around a ring of devices instead of being all-gathered. Scores are not saved, as no device has
+    complete rows. On one device, the plan only recomputes scores.
+    """
+    pairs = scores(table)
+    is_flash = any(line.meta.kernel and not pairs.keys().isdisjoint(line.makes) for line, _ in walk(table.lines))
+    return table if is_flash else _recomputing_scores(table, "ring", lambda again, pairs: again) or table
+
+
+def _recomputing_scores(table: Table, plan: str, change: Callable[[Table, Pairs], Table]) -> Table | None:
+    """Return the step with scores recomputed in the backward pass, changed, and then recomputed with full blocks if
+    these are; None without scores.
+    """
     kept = saving_block_inputs(table)
     once = run_once(kept)
     pairs = scores(once)
     if not pairs:
-        return given
+        return None
     if any(line.meta.again and line.meta.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
-            "flash recomputes scores that a checkpoint of the module recomputes already: remove "
-            "torch.utils.checkpoint from the module, and use --procedure recompute with --plan flash"
+            f"{plan} recomputes scores that a checkpoint of the module recomputes already: remove "
+            f"torch.utils.checkpoint from the module, and use --procedure recompute with --plan {plan}"
         )
-    again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
+    again = change(recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes)), pairs)
+    if once is table:
+        return again
+    return inverted(again) if kept is not table else recomputed(again, lambda line: True, whole=True)
+
+
+def _in_kernels(again: Table, pairs: Pairs) -> Table:
+    """Return the step with the lines that compute or read scores in kernels."""
     # Their gradients are included, except those by an explicit Jacobian, which have more axes.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
-    pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
+    pairs = pairs | {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
     names = KernelNames(again)
-    planned = replace(again, lines=map_scopes(again.lines, lambda lines: _kernels(lines, pairs, names)))
-    if once is table:
-        return planned
-    return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
+    return replace(again, lines=map_scopes(again.lines, lambda lines: _kernels(lines, pairs, names)))
 
 
 def is_fused(table: Table) -> bool:
@@ -74,10 +98,10 @@ def is_fused(table: Table) -> bool:
     )
 
 
-def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
+def scores(table: Table) -> Pairs:
     """Return the values with an axis of queries and an axis of keys, each with its tiled axes and its axis of
     queries."""
-    score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
+    score_axes: Pairs = {}
     of_loops = [(loop, line) for loop in repeats(table.lines) for line in loop.lines if is_softmax(line)]
     for loop, softmax in of_loops:
         keys, *others = softmax.axes
@@ -116,9 +140,7 @@ def _chosen(table: Table) -> frozenset[str]:
     )
 
 
-def _kernels(
-    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: KernelNames
-) -> tuple[Statement, ...]:
+def _kernels(lines: Sequence[Statement], pairs: Pairs, names: KernelNames) -> tuple[Statement, ...]:
     """Return the lines of a scope, in which lines that compute or read scores are in kernels."""
     result: list[Statement] = []
     group: list[Line] = []
@@ -145,15 +167,3 @@ def _kernels(
             result.append(line)
     close()
     return tuple(result)
-
-
-def ring(table: Table) -> Table:
-    """Return the step with scores recomputed for ring attention; sharding makes the rings (sharding/ring.py).
-
-    Keys and values move around a ring of devices instead of being all-gathered. Scores are not saved, as no device has
-    complete rows. On one device, the plan only recomputes scores.
-    """
-    pairs = scores(table)
-    if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:
-        return recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
-    return table

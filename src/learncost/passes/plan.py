@@ -179,19 +179,18 @@ def default_plan(table: Table) -> str:
     return FUSED_ATTENTION if applies(table, FUSED_ATTENTION) and is_fused(table) else ""
 
 
-def by_eager(table: Table, asked: str | None) -> str | None:
-    """Return the plan that PyTorch's autograd runs for one that was asked for, or for none; None if it cannot.
+def by_eager(table: Table, asked: str | None) -> tuple[str, str]:
+    """Return the plan that PyTorch's autograd runs for one that was asked for, or for none, and the plans it cannot.
 
     Its attention is fused under every plan but the empty one.
     """
     if asked == "":
-        return ""
+        return "", ""
     usual, several = default_plan(table), plan_of(asked or "")
     texts = {plan.name: f"{plan.name}={'+'.join(parts)}" if parts else plan.name for plan, parts in several}
-    supported = all(PLANS[name].eager or text == CHECKPOINTS for name, text in texts.items())
-    if not supported or (FUSED_ATTENTION in texts and not usual):
-        return None
-    return ",".join(texts.get(name, name) for name in PLANS if name == usual or name in texts)
+    plans = ",".join(texts.get(name, name) for name in PLANS if name == usual or name in texts)
+    supported = (usual, CHECKPOINTS, *(name for name, plan in PLANS.items() if plan.eager and name != FUSED_ATTENTION))
+    return plans, ",".join(text for text in texts.values() if text not in supported)
 
 
 def recomputes_blocks(text: str) -> bool:

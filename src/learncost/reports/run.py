@@ -288,8 +288,9 @@ def executed_plan(table: Table, asked: str | None, engine: str, on: Rates) -> st
     from learncost.passes.plan import by_eager, default_plan  # imported where it is needed: start-up counts
 
     if engine == "eager" and on.operators:
-        if (plan := by_eager(table, asked)) is None:
-            raise InputError(f"engine eager does not support --plan {asked}: give --engine graph")
+        plan, unsupported = by_eager(table, asked)
+        if unsupported:
+            raise InputError(f"engine eager does not support --plan {unsupported}: give --engine graph")
         return plan
     return default_plan(table) if asked is None and engine == "graph" else asked or ""
 

@@ -10,13 +10,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 
 from learncost.ir.dataclass import dataclass, field, replace
 from learncost.ir.errors import InputError
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
+from learncost.ops import is_softmax
 from learncost.passes.rematerialization import joined, pairs
 from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
@@ -30,7 +31,7 @@ def with_rings(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]
 
     Raises `InputError` if no shard can rotate.
     """
-    gathered: set[str] = set()
+    gathered: dict[str, str] = {}
     while True:
         rings = _Rings(whole, mesh, holds, gathered)
         table = rings.table(placed)
@@ -59,13 +60,13 @@ class _RingScope:
 class _Rings:
     """The rewriting of a sharded table into one with rings.
 
-    gathered  softmaxes whose regions remain gathered, since their backward pass cannot be a ring
+    gathered  softmaxes whose regions remain gathered, and why their backward pass cannot be a ring
     stays     those that this rewriting found
     """
 
-    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Set[str]) -> None:
+    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Mapping[str, str]) -> None:
         self.whole, self.mesh, self.holds, self.gathered = whole, mesh, {**holds}, gathered
-        self.stays: set[str] = set()
+        self.stays: dict[str, str] = {}
         self.taken = {*whole.known}
         self.number, self.why = 0, ""
 
@@ -128,8 +129,9 @@ class _Rings:
                 self.region(scope, region, normalizers)
             except RingError as reason:
                 scope.lines[:], scope.values, self.holds = lines, values, holds
-                self.why = self.why or str(reason)
-                self.stays |= {name for line in region.lines for name in line.makes if name in normalizers}
+                if any(is_softmax(line) and line.axes == (region.axis(line),) for line in region.body):
+                    self.why = self.why or str(reason)
+                self.stays |= {n: str(reason) for line in region.lines for n in line.makes if n in normalizers}
 
     def region(self, scope: _RingScope, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
         """Make the rings of a region, if its lines sum over the gathered axis. Raises `RingError`."""
@@ -138,8 +140,8 @@ class _Rings:
             return
         if left := sorted({*scope.leaves} & {*region.at, *region.rows}):
             raise RingError(f"iterations save or carry {left[0]}")
-        if self.gathered & {name for line in region.lines for name in line.makes}:
-            raise RingError("its gradient has to be gathered")
+        for name in (name for line in region.lines for name in line.makes if name in self.gathered):
+            raise RingError(f"the gradient of {name} has to be gathered, since {self.gathered[name]}")
         for part in region.split(normalizers):
             twins = {name: scope.normalizers[twin] for name, twin in part.shares.items()}
             self.ring(scope, part, {**normalizers, **twins})

@@ -28,7 +28,7 @@ class ChosenEngine:
     def plan(self) -> str:
         """The plan that runs: of a module with its own fused attention."""
         if self.chosen_engine.module:
-            return by_eager(self.step.unplanned, self.step.run.plan_asked) or ""
+            return by_eager(self.step.unplanned, self.step.run.plan_asked)[0]
         return self.step.plan
 
 

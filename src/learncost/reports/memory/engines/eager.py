@@ -17,7 +17,7 @@ from learncost.liveness import LiveInterval, ProgramPoint
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import module_of, trains_other_weights, why_not_runnable
 from learncost.ops import is_log_softmax
-from learncost.passes.plan import NONE, by_eager, default_plan, plan_of
+from learncost.passes.plan import CHOSEN, NONE, by_eager, default_plan, plan_of
 from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
@@ -639,8 +639,8 @@ def _refuses(step: MemoryStep) -> str:
         return why
     if step.eager.no_sync and not is_sharded(step):
         return "supports --no-sync only for fully sharded weights: give --mesh and --placement fsdp"
-    if step.run.plan_asked and by_eager(step.unplanned, step.plan) is None:
-        return f"does not support --plan {step.run.plan}"
+    if step.run.plan_asked and (unsupported := by_eager(step.unplanned, step.plan)[1]):
+        return f"does not support --plan {CHOSEN if step.run.plan == CHOSEN else unsupported}"
     if step.eager.loss and CHUNKED in _plans(step):
         return f"takes --loss {step.eager.loss} or --plan {CHUNKED}, which is --loss liger: not both"
     if step.eager.selects and module_named(step.module).checkpoint == "reentrant":

@@ -92,6 +92,18 @@ class LiveInterval(Serializable):
     role: str = field(default="", metadata=HIDDEN)
     part: str = ""
 
+    @property
+    def kind(self) -> str:
+        """Its part of the memory, or the pass that computed it."""
+        return kind_of(self.part, self.macro_operation)
+
+
+def kind_of(part: str, macro_operation: str) -> str:
+    """Return the kind of an array: its part of the memory, or the pass that computed it."""
+    if part in _PARTS:
+        return part
+    return "batch" if macro_operation == "given" else macro_operation.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Live(Displayed):
@@ -394,6 +406,9 @@ BUFFERS = "communication buffers"
 
 FIXED = "fixed matrices"
 """The part of the memory of random matrices that are drawn once and read in every step."""
+
+_PARTS = frozenset(("weights", FIXED, "master weights", "optimizer state", "gradients"))
+"""The parts that are kinds of arrays, whatever pass computed them."""
 
 KINDS = {
     "weight": "weights",

@@ -10,10 +10,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from learncost.ir.dataclass import Key, Serializable, asdict, dataclass, field, made_of, replace
+from learncost.ir.dataclass import Key, Serializable, asdict, attributes, dataclass, field, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import size_of
-from learncost.liveness import LiveInterval, ProgramPoint, SizedArray, SymbolicPoint
+from learncost.liveness import LiveInterval, ProgramPoint, SizedArray, SymbolicPoint, kind_of
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.memory import Memory
@@ -36,20 +36,6 @@ KINDS = (
 )
 """The kinds of arrays from bottom to top: those alive throughout, then those computed by passes."""
 
-_PARTS = frozenset(("weights", "fixed matrices", "master weights", "optimizer state", "gradients"))
-
-
-@dataclass(frozen=True)
-class MemoryLine:
-    """A line of the step, and the bytes that are there while it runs: of its iterations in the one with most."""
-
-    line: str
-    layer: str
-    block: str | None
-    macro_operation: str
-    bytes: int
-    iterations: int
-
 
 @dataclass(frozen=True)
 class Bracket:
@@ -68,26 +54,8 @@ class Bracket:
         return f"{self.label} {self.iterations:,} ×"
 
 
-@dataclass(frozen=True)
-class MemoryArray:
-    """An array, or several equal ones, and the first and last line at which it is alive.
-
-    shape   of one of them, `number` how many there are, `bytes` of all of them
-    kind    one of `KINDS`: what it is, or the pass that made it
-    part    which part of the split it belongs to
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    number: int
-    bytes: int
-    kind: str
-    part: str
-    macro_operation: str
-    layer: str
-    block: str | None
-    first: int
-    last: int
+_LINE = attributes("line layer block macro_operation bytes iterations")
+_ARRAY = attributes("name shape number bytes kind part macro_operation layer block first last")
 
 
 @dataclass(frozen=True)
@@ -114,14 +82,14 @@ class MemoryCurve(Serializable):
     convention: str
     peak: int
     peak_at: int
-    lines: tuple[MemoryLine, ...]
+    lines: tuple[ProgramPoint, ...] = field(metadata=Key(form=_LINE).field)
     brackets: tuple[Bracket, ...]
-    arrays: tuple[MemoryArray, ...]
+    arrays: tuple[LiveInterval, ...] = field(metadata=Key(form=_ARRAY).field)
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
-    def alive(self, place: int) -> tuple[MemoryArray, ...]:
+    def alive(self, place: int) -> tuple[LiveInterval, ...]:
         """Return the live arrays at a line, those of one name together, the largest first."""
-        merged: dict[tuple[str, tuple[int, ...], str, str | None], MemoryArray] = {}
+        merged: dict[tuple[str, tuple[int, ...], str, str | None], LiveInterval] = {}
         for array in self.arrays:
             if array.first <= place <= array.last:
                 key = array.name, array.shape, array.layer, array.block
@@ -150,7 +118,7 @@ class MemoryCurve(Serializable):
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each line, with the bytes of every kind."""
         for place, line in enumerate(self.lines):
-            yield {"place": place, **asdict(line), **{kind: sizes[place] for kind, sizes in self.kinds.items()}}
+            yield {"place": place, **_LINE(line), **{kind: sizes[place] for kind, sizes in self.kinds.items()}}
 
 
 def curve(answer: Memory) -> MemoryCurve:
@@ -165,24 +133,13 @@ def curve(answer: Memory) -> MemoryCurve:
         MemoryCurve,
         answer,
         peak_at=peaks.index(max(peaks)),
-        lines=tuple(made_of(MemoryLine, moment) for moment in answer.curve),
+        lines=answer.curve,
         brackets=tuple(_brackets(answer.curve)),
-        arrays=tuple(map(_array, answer.arrays)),
+        arrays=tuple(replace(array, name=array.name.rstrip("*")) for array in answer.arrays),
     )
 
 
-def _array(stay: LiveInterval) -> MemoryArray:
-    return made_of(MemoryArray, stay, name=stay.name.rstrip("*"), kind=kind_of(stay.part, stay.macro_operation))
-
-
-def kind_of(part: str, macro_operation: str) -> str:
-    """Return the kind of an array: its part of the memory, or the pass that computed it."""
-    if part in _PARTS:
-        return part
-    return "batch" if macro_operation == "given" else macro_operation.replace("_", " ")
-
-
-def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
+def _together(array: LiveInterval, other: LiveInterval) -> LiveInterval:
     return replace(
         array,
         number=array.number + other.number,

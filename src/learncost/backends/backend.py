@@ -9,6 +9,7 @@ from learncost.backends.expression import ATOM, Code, shape
 from learncost.backends.shard_map import sharded
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import named_one
+from learncost.ops.op_def import OpDef
 
 # Helpers at the top of programs that use them.
 EINSUM = '''\
@@ -138,12 +139,16 @@ def laid(X, axis, sizes, factors, first, size):
 
 @dataclass(frozen=True)
 class Backend:
-    """A library: its name, its imports, the module of its functions, and differences in spelling."""
+    """A library: its name, its imports, the module of its functions, and differences in spelling.
+
+    like  the name of the library whose spelling it has where it has none: numpy, torch or jax
+    """
 
     name: str
     imports: tuple[str, ...]
     module: str
     array: str
+    like: str = "numpy"
     keep: str = "keepdims"
     releases: bool = True  # whether `del` frees memory; under jax.jit it does not apply
     helpers: Mapping[str, str] = field(default_factory=dict)
@@ -154,46 +159,51 @@ class Backend:
     def cast(self, x: Code, dtype: str) -> Code:
         return Code(f"{x.atom}.{self.casts[dtype]}")
 
+    def spelled(self, op: OpDef) -> str | None:
+        """Return the call of an operator, with names of its inputs; None where it is a function of its name."""
+        text = op.spelled.get(self.name, op.spelled.get(self.like))
+        return text and text.replace("np.", f"{self.module}.") if self.like == "numpy" else text
+
     def transpose(self, x: Code, order: Sequence[int]) -> Code:
         if tuple(order) == (1, 0):
             return Code(f"{x.atom}.T")
-        return Code(f"{x.atom}.{'permute' if self.name == 'torch' else 'transpose'}({', '.join(map(str, order))})")
+        return Code(f"{x.atom}.{'permute' if self.like == 'torch' else 'transpose'}({', '.join(map(str, order))})")
 
     def function(self, name: str, *operands: str) -> Code:
         return Code(f"{self.module}.{name}({', '.join(operands)})", ATOM)
 
     def reduce(self, kind: str, x: Code, axis: str, keep: bool = False) -> Code:
         """Return a sum, mean, maximum or minimum over axes; `count` is the numeric sum of a condition."""
-        name = f"a{kind}" if self.name == "torch" and kind in ("max", "min") else "sum" if kind == "count" else kind
+        name = f"a{kind}" if self.like == "torch" and kind in ("max", "min") else "sum" if kind == "count" else kind
         arguments = [axis] if axis else []
         arguments += [f"{self.keep}=True"] if keep else []
-        arguments += ["dtype=np.float32"] if kind == "count" and self.name == "numpy" else []
+        arguments += ["dtype=np.float32"] if kind == "count" and self.like == "numpy" else []
         return Code(f"{x.atom}.{name}({', '.join(arguments)})")
 
     def filled(self, sizes: Sequence[str], like: str, value: str = "0.0") -> Code:
         """Return an array of one number, with the type of another array."""
-        if self.name == "torch":
+        if self.like == "torch":
             return Code(f"{like}.new_full({shape(sizes)}, {value})")
         return Code(f"{self.module}.full({shape(sizes)}, {value}, {like}.dtype)")
 
     def zeros(self, sizes: Sequence[str], like: str) -> Code:
-        if self.name == "torch":
+        if self.like == "torch":
             return Code(f"{like}.new_zeros({shape(sizes)})")
         return Code(f"{self.module}.zeros({shape(sizes)}, {like}.dtype)")
 
     def ones_below(self, rows: str, columns: str, place: str, like: str) -> Code:
         """Return a mask that is true where column <= row + place."""
-        if self.name == "torch":
+        if self.like == "torch":
             ones = f"torch.ones({rows}, {columns}, dtype=torch.bool, device={like}.device)"
             return Code(f"{ones}.tril({'' if place == '0' else place})")
         return Code(f"{self.module}.tri({rows}, {columns}, {place}, dtype=bool)")
 
     def eye(self, size: str, like: str) -> Code:
-        device = f", device={like}.device" if self.name == "torch" else ""
+        device = f", device={like}.device" if self.like == "torch" else ""
         return Code(f"{self.module}.eye({size}, dtype={like}.dtype{device})")
 
     def arange(self, size: str, like: str) -> Code:
-        device = f", device={like}.device" if self.name == "torch" else ""
+        device = f", device={like}.device" if self.like == "torch" else ""
         return Code(f"{self.module}.arange({size}{device})")
 
     def devices_along(self, mesh_axis: str) -> str:
@@ -209,28 +219,28 @@ class Backend:
         return Code(f"{self.module}.where({mask.text}, {x.text}, {otherwise})")
 
     def typed(self, mask: Code, like: str) -> Code:
-        return Code(f"{mask.atom}.{'to' if self.name == 'torch' else 'astype'}({like}.dtype)")
+        return Code(f"{mask.atom}.{'to' if self.like == 'torch' else 'astype'}({like}.dtype)")
 
     def broadcast(self, x: Code, sizes: Sequence[str]) -> Code:
-        if self.name == "torch":
+        if self.like == "torch":
             return Code(f"{x.atom}.expand({', '.join(sizes)})")
         return Code(f"{self.module}.broadcast_to({x.text}, {shape(sizes)})")
 
     @property
     def join(self) -> str:
         """Return the concatenation function."""
-        return f"{self.module}.{'cat' if self.name == 'torch' else 'concatenate'}"
+        return f"{self.module}.{'cat' if self.like == 'torch' else 'concatenate'}"
 
     def joined(self, parts: Sequence[str], axis: int) -> Code:
         return Code(f"{self.join}(({', '.join(parts)}), {axis})")
 
     def einsum(self, equation: str, left: str, right: str) -> Code:
-        function = "einsum" if self.name == "numpy" else f"{self.module}.einsum"
+        function = "einsum" if "einsum" in self.helpers else f"{self.module}.einsum"
         return Code(f'{function}("{equation}", {left}, {right})')
 
     def along(self, x: str, index: str) -> Code:
         """Return one or several elements of every row."""
-        if self.name == "torch":
+        if self.like == "torch":
             return Code(f"{x}.gather(-1, {index})")
         return Code(f"{self.module}.take_along_axis({x}, {index}, -1)")
 
@@ -249,6 +259,7 @@ _TORCH = Backend(
     ("import torch", "from torch.nn import functional"),
     "torch",
     "torch.Tensor",
+    like="torch",
     keep="keepdim",
     helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID, **between.TORCH} | _hashes("{}.long()", "({}).to(kind)"),
     casts={"fp32": "float()", "bf16": "bfloat16()"},
@@ -258,6 +269,7 @@ _JAX = Backend(
     ("import jax", "import jax.numpy as jnp"),
     "jnp",
     "jax.Array",
+    like="jax",
     releases=False,
     mesh=between.JAX_MESH,
     sharded=sharded,

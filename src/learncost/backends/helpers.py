@@ -28,10 +28,10 @@ def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequ
         return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
     if row.sign:
         return binary(operands[0], row.sign, operands[1], PRODUCT)
-    if row.bound and backend.name == "torch" and any(numbers):
+    if row.bound and backend.like == "torch" and any(numbers):
         tensor, bound = operands if numbers[1] else reversed(operands)
         return Code(f"{tensor.atom}.clamp({row.bound}={bound.text})")
-    spelled = row.spelled.get(backend.name)
+    spelled = backend.spelled(row)
     if spelled is None:
         return backend.function(row.called or row.name, *(operand.text for operand in operands))
     if spelled == "{X}":
@@ -76,14 +76,9 @@ class Helpers:
     def call(self, op: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
         """Return the call of an operator: its operands, and `axis` if it has axes."""
         def_of_op = entry(op)
-        if (
-            part == "body"
-            and gives == def_of_op.outputs
-            and self.backend.name in def_of_op.spelled
-            and self._fits(op, operands, axis)
-        ):
+        spelled = self.backend.spelled(def_of_op) if part == "body" and gives == def_of_op.outputs else None
+        if spelled is not None and self._fits(op, spelled, operands, axis):
             operand_of = dict(zip(def_of_op.inputs, operands, strict=True))
-            spelled = def_of_op.spelled[self.backend.name]
             return (
                 _at_the_end(spelled, operand_of, axis) if SHAPE in spelled else spelled.format(**operand_of, axis=axis)
             )
@@ -94,11 +89,11 @@ class Helpers:
             self.texts[name] = text
         return f"{name}({', '.join((*operands, axis) if is_along(def_of_op) else operands)})"
 
-    def _fits(self, op: str, operands: Sequence[str], axis: str) -> bool:
+    def _fits(self, op: str, spelled: str, operands: Sequence[str], axis: str) -> bool:
         """Return whether the library's function applies: PyTorch's softmax has one axis, its norms have given sizes."""
-        if SHAPE in entry(op).spelled[self.backend.name]:
+        if SHAPE in spelled:
             return operands[0].isidentifier()
-        return self.backend.name != "torch" or "softmax" not in op or not axis.startswith("(")
+        return self.backend.like != "torch" or "softmax" not in op or not axis.startswith("(")
 
     def _name(self, op: OpDef, part: str, gives: tuple[str, ...]) -> str:
         if part == "body":

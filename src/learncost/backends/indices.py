@@ -126,17 +126,17 @@ def scatter(scope: FunctionScope, line: Line, remark: str, heading: str) -> None
         value = scope.backend.where(inside, value, "0.0")
     for axis in _parts(left):
         value = scope.backend.where(scope.on_device(axis, left.loops), value, "0.0")
-    if scope.backend.name == "torch":
+    if scope.backend.like == "torch":
         # PyTorch adds in place to arrays of the same type alone, and under autocast not all have that of the weights.
         if value.text.isidentifier():
             zeros = scope.backend.zeros(scope.shape(scope.axes[left.name]), value.text).text
         elif ".to(" not in value.text:
             value = Code(f"{value.atom}.to({scope.like}.dtype)")
-    if scope.backend.name == "numpy":
+    if scope.backend.like == "numpy":
         fill = _into(scope, left, place, name, value)
         scope.put_two(f"{name} = {zeros}", (left.name,), fill, remark, heading)
         return
-    write = _added if scope.backend.name == "jax" else _added_in_place
+    write = _added if scope.backend.like == "jax" else _added_in_place
     scope.put(f"{name} = {zeros}{write(scope, left, place, value)}", (left.name,), remark, heading)
 
 
@@ -150,14 +150,14 @@ def _into(scope: FunctionScope, left: Term, place: IndexPlace, name: str, value:
         return f"{name}[{place.index(scope)}] = {value.text}"
     if place.one_a_row:  # so that nothing meets
         index = f"{scope.positions(place.read).atom}[..., None]"
-        return f"np.put_along_axis({name}, {index}, {value.atom}[..., None], -1)"
+        return f"{scope.backend.module}.put_along_axis({name}, {index}, {value.atom}[..., None], -1)"
     if place.slices:
         positions = scope.positions(place.read).text
         slices = [before.replace(":", "slice(None)") for before in place.before]
         index = shape((*slices, positions)) if slices else positions
     else:
         index = f"({_points(scope, left)})"
-    return f"np.add.at({name}, {index}, {value.text})"
+    return f"{scope.backend.module}.add.at({name}, {index}, {value.text})"
 
 
 def _added(scope: FunctionScope, left: Term, place: IndexPlace, value: Code) -> str:

@@ -231,7 +231,7 @@ class FunctionWriter:
             return paths.get(name) or self.identifiers.of(name)
         number = self.identifiers.of("number", "like")
         device = f", device={self.identifiers.of(n)}.device" if (n := next(iter(self.table.inputs), "")) else ""
-        zero = f"{self.backend.module}.zeros((){device if self.backend.name == 'torch' else ''})"
+        zero = f"{self.backend.module}.zeros((){device if self.backend.like == 'torch' else ''})"
         self.made_first = [Made(f"{number} = {zero}")]
         return number
 

@@ -100,7 +100,7 @@ class FunctionScope:
     def wide(self, name: str) -> Code:
         """Return a value in the type of computation: fp32, but bf16 in products."""
         code = self.value(name)
-        if name in self.narrow and self.backend.name == "torch":
+        if name in self.narrow and self.backend.like == "torch":
             return Code(f"{code.atom}.to({self.like}.dtype)")
         return self.backend.cast(code, "fp32") if name in self.low and not self.product else code
 
@@ -211,7 +211,7 @@ class FunctionScope:
         if isinstance(axis.at, Affine):
             return self._affine(axis.at)
         code = self.value(axis.at.name)
-        if axis.at.name in self.codes and self.backend.name == "torch":
+        if axis.at.name in self.codes and self.backend.like == "torch":
             code = Code(f"{code.atom}.long()")  # PyTorch takes bytes for a mask
         if sharded_over(axis.axis):
             return Code(f"({code.text} - {self.first(axis.axis)}).clip(0, {self.size(axis.axis)} - 1)")
@@ -258,7 +258,7 @@ class FunctionScope:
 
         PyTorch writes at arrays alone.
         """
-        if isinstance(axis.at, Affine) and axis.at.fixed and self.backend.name == "torch":
+        if isinstance(axis.at, Affine) and axis.at.fixed and self.backend.like == "torch":
             return Code(f"torch.tensor({self.positions(axis).text}, device={self.like}.device)")
         place = self.spread(self.positions(axis), axis.at.loops, want)
         if isinstance(axis.at, Affine) and not axis.at.fixed:

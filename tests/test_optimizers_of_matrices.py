@@ -23,9 +23,11 @@ KEYS = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_
 KEYS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"]}
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((6, 4), ("o", "i")), ((4, 6), ("o", "i")), ((5, 5), ("o", "i")), ((5, 5), ("d'", "d"))]
+)
 @pytest.mark.parametrize("largest", [10, 5])
-def test_a_step_of_soap_is_that_of_its_authors(shape, largest, monkeypatch):
+def test_a_step_of_soap_is_that_of_its_authors(shape, axes, largest, monkeypatch):
     """In bases of one side or of both, and in none AdamW."""
     monkeypatch.setattr("soap.LARGEST", largest)
     monkeypatch.setattr("learncost.procedures.matrix_steps.LARGEST_SIDE", largest)
@@ -47,20 +49,18 @@ def test_a_step_of_soap_is_that_of_its_authors(shape, largest, monkeypatch):
 
     outs, ins = shape  # as PyTorch has a matrix; the shorter side, that of P, is what is read where it is no longer
     names = [("P", "L"), ("Q", "R")] if outs <= ins else [("Q", "R"), ("P", "L")]
-    sizes = {"o": outs, "i": ins}
-    matrix = Matrix(("o", "i"), (), ("i",), True)
+    sizes = {"o": outs, "i": ins, "d": ins}
+    matrix = Matrix(axes, (), axes[1:], True)
     scalars = {"lr": 3e-3, "b1": 0.95, "c1": 0.05, "b2": 0.95, "c2": 0.05, "eps": 1e-8, "decay": 1 - 3e-5}
     scalars |= {"k1": 1 / (1 - 0.95**5), "k2": 1 / (1 - 0.95**5)}
-    lines, values = matrix_step(
-        "soap", Term("W", ("o", "i")), Term("G", ("o", "i")), matrix, {n: n for n in scalars}, sizes
-    )
+    lines, values = matrix_step("soap", Term("W", axes), Term("G", axes), matrix, {n: n for n in scalars}, sizes)
     known = {"W": before, "G": gradient, "W.M": average, "W.V": square} | {
         name: np.asarray(number) for name, number in scalars.items()
     }
     for (basis, gram), held, averaged in zip(names, bases, squares, strict=True):
         if len(held):
             known |= {f"W.{basis}": held, f"W.{gram}": averaged}
-    values |= {"W": Value(("o", "i")), "G": Value(("o", "i"))} | {name: Value(()) for name in scalars}
+    values |= {"W": Value(axes), "G": Value(axes)} | {name: Value(()) for name in scalars}
     results = [name for name, value in values.items() if value.role == "new"]
     execute(lower(Table(tuple(lines), values, tuple(known), (), tuple(results))), known, sizes)
     state = optimizer.state[weight]

@@ -114,7 +114,16 @@ def step_layer(tables: str, matrix: Matrix, sizes: Mapping[str, int] = {}) -> La
     else:
         name = tables if matrix.rows else f"{tables}_of_vectors"
         text = Path(__file__).with_name(f"{name}.table").read_text(encoding="utf-8")
-    again = {axis: f"{axis}'" for axis in matrix.axes}
+    taken = {*matrix.axes}
+
+    def fresh(axis: str) -> str:
+        """Return the axis with as many primes as no other one of its size has, as W[d d'] has two."""
+        while axis in taken:
+            axis += "'"
+        taken.add(axis)
+        return axis
+
+    again = {axis: fresh(axis) for axis in matrix.axes}
 
     def axes(*primed: Axes) -> str:
         of_sides = [axis for side in primed for axis in side]
@@ -127,7 +136,7 @@ def step_layer(tables: str, matrix: Matrix, sizes: Mapping[str, int] = {}) -> La
         "x": axes(short, long),
         "d": " ".join(short),
         "c": " ".join(again[axis] for axis in short),
-        "b": " ".join(f"{again[axis]}'" for axis in short),
+        "b": " ".join(map(fresh, short)),
         "f": " ".join(long),
         "e": " ".join(again[axis] for axis in long),
         "i": " ".join(matrix.rows),

@@ -15,7 +15,7 @@ TALLY: Counter[str] = Counter()  # operation -> units, of all arrays together
 
 _MOVES = {
     "argsort", "broadcast_to", "concatenate", "copyto", "empty_like", "expand_dims", "full_like", "moveaxis", "ndim",
-    "ones_like", "reshape", "shape", "size", "squeeze", "stack", "swapaxes", "transpose", "zeros_like",
+    "ones_like", "real", "reshape", "shape", "size", "squeeze", "stack", "swapaxes", "transpose", "zeros_like",
 }  # fmt: skip
 
 

@@ -33,14 +33,60 @@ class LowRank(torch.nn.Module):
         return result + self.B(self.A(self.dropout(x))) * self.scale
 
 
-def adapt(module, ends, rank=8, alpha=16, layers=None, dropout=0.0):
+class Decomposed(LowRank):
+    """DoRA as peft d20332ed computes it (tuners/lora/dora.py): magnitudes of the adapted weight's columns, whose norm
+    is detached; the weight of the path is made by products with an identity."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        coded = isinstance(self.base, Coded)
+        size = self.B.weight.shape[0]
+        norm = torch.ones(size) if coded else self.norm_of(self._whole(), self.B.weight @ self.A.weight)
+        self.M = torch.nn.Parameter(norm.detach().to(self.B.weight.dtype))
+
+    def _whole(self):
+        if isinstance(self.base, Coded):
+            return torch.empty(self.base.weight.shape, dtype=torch.bfloat16).normal_()
+        return self.base.weight if isinstance(self.base, torch.nn.Linear) else self.base.weight.T
+
+    def norm_of(self, weight, path):
+        weight = weight + self.scale * path
+        return torch.linalg.norm(weight, dim=1).to(weight.dtype)
+
+    def decomposed(self, x, base_result):
+        identity = torch.eye(self.A.weight.shape[1], dtype=x.dtype)
+        path = self.B(self.A(identity)).T
+        weight = self._whole().to(x.dtype)
+        norm = self.norm_of(weight, path.detach()).detach()
+        scale = (self.M / norm).view(1, -1)
+        result = self.B(self.A(x))
+        if base_result is None:
+            base_result = torch.nn.functional.linear(x, weight)
+        elif self.base.bias is not None:
+            base_result = base_result - self.base.bias
+        return (scale - 1) * base_result + scale * result * self.scale
+
+    def forward(self, x):
+        result = self.base(x)
+        if isinstance(self.base, Coded):
+            result = result.clone()
+        dtype = result.dtype
+        x = x.to(self.A.weight.dtype)
+        if isinstance(self.dropout, torch.nn.Identity):
+            result = result + self.decomposed(x, result)
+        else:
+            result = result + self.decomposed(self.dropout(x), None)
+        return result.to(dtype)
+
+
+def adapt(module, ends, rank=8, alpha=16, layers=None, dropout=0.0, path=LowRank):
     """Every parameter frozen; a path beside every module whose name has one of the ends, in the given layers."""
     module.requires_grad_(False)
     for name, submodule in list(module.named_modules()):
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
         if any(f".{name}".endswith(f".{end}") for end in ends) and (layers is None or number in layers):
             parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, LowRank(submodule, rank, alpha, dropout))
+            setattr(module.get_submodule(parent), last, path(submodule, rank, alpha, dropout))
     return module
 
 

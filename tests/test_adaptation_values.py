@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 
 import test_modern_models as llama  # noqa: E402
 from foreign_models import angles, in_float64  # noqa: E402
-from low_rank import adapt, blocks_of, learn_only  # noqa: E402
+from low_rank import Decomposed, adapt, blocks_of, learn_only  # noqa: E402
 from programs import execute as emitted  # noqa: E402
 from test_transformers import ARCHITECTURES, UNTIED_BIAS, batch_of, ours, pair, places  # noqa: E402
 
@@ -83,11 +83,11 @@ def taken(plain, model, theirs):
         else:
             stem, _, letter = base.rpartition(".")
             weight = {"attn.c_attn": "attn.WQ"}.get(stem, stem)
-            path = where[weight][0].removesuffix(".weight") + f".{letter}.weight"
+            path = where[weight][0].removesuffix(".weight") + (".M" if letter == "M" else f".{letter}.weight")
             arrays_found = [
                 plain_arrays[path.format(iteration)] for iteration in (iterations_of(name, count) if stacked else [0])
             ]
-            if "c_attn" in path and letter == "B":
+            if "c_attn" in path and letter in ("B", "M"):
                 arrays_found = [np.split(array, 3)["QKV".index(stem[-1])] for array in arrays_found]
             shape = shape_of(model, name)
             arrays_found = [array.T.reshape(shape[1:] if stacked else shape) for array in arrays_found]
@@ -111,7 +111,18 @@ LINEAR = {
     "bert": ["query", "key", "value", "dense"],
     "distilbert": ["q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2", "vocab_transform"],
 }
-CASES = ["second layer", "last 2", "first and last", "biases", "head", "lora", "lora of the last", "all-linear", "wte"]
+CASES = [
+    "second layer",
+    "last 2",
+    "first and last",
+    "biases",
+    "head",
+    "lora",
+    "lora of the last",
+    "all-linear",
+    "wte",
+    "dora",
+]
 
 
 def prepared(case, family, module, count):
@@ -125,6 +136,9 @@ def prepared(case, family, module, count):
     if case == "all-linear":
         adapt(module, LINEAR[family], RANK, ALPHA)
         return {"lora": "all-linear"}
+    if case == "dora":
+        adapt(module, LINEAR[family], RANK, ALPHA, path=Decomposed)
+        return {"lora": "all-linear", "dora": True}
     numbers = {"second layer": [1], "last 2": [count - 2, count - 1], "first and last": [0, count - 1]}.get(case)
     if numbers:
         learn_only(module, in_blocks(module, numbers).__contains__)

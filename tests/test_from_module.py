@@ -166,13 +166,30 @@ class Path(torch.nn.Module):
         return self.base_layer(x) + path * self.scaling["default"]
 
 
-def with_paths(module, ends, blocks=None, rank=3, alpha=12):
+class Magnitudes(Path):
+    """DoRA: the columns of the adapted weight have magnitudes, and their norms no gradient."""
+
+    def __init__(self, base, *given):
+        super().__init__(base, *given)
+        holder = torch.nn.Linear(1, 1, bias=False)
+        holder.weight = torch.nn.Parameter(torch.empty(len(self.lora_B["default"].weight)))
+        self.lora_magnitude_vector = torch.nn.ModuleDict({"default": holder})
+
+    def forward(self, x):
+        base, path = self.base_layer(x), self.lora_B["default"](self.lora_A["default"](x))
+        change = self.lora_B["default"].weight @ self.lora_A["default"].weight * self.scaling["default"]
+        norm = torch.linalg.norm(self.base_layer.weight + change, dim=1).detach()
+        scale = self.lora_magnitude_vector["default"].weight / norm
+        return base + (scale - 1) * base + scale * path * self.scaling["default"]
+
+
+def with_paths(module, ends, blocks=None, rank=3, alpha=12, kind=Path):
     module.requires_grad_(False)
     for name, submodule in list(module.named_modules()):
         if name.endswith(ends) and (blocks is None or of_blocks(*blocks)(f".{name}.")):
             parent, _, last = name.rpartition(".")
             with torch.device("meta"):
-                setattr(module.get_submodule(parent), last, Path(submodule, rank, alpha))
+                setattr(module.get_submodule(parent), last, kind(submodule, rank, alpha))
     return module
 
 
@@ -186,6 +203,11 @@ def with_paths(module, ends, blocks=None, rank=3, alpha=12):
 def test_a_model_adapted_by_peft_is_counted_as_it_is(family, ends, blocks):
     comparison = held_against_torch(with_paths(module_on_meta(family), ends, blocks))
     assert "LoRA of rank 3 and alpha 12 on" in comparison.trained
+
+
+def test_a_live_module_with_dora():
+    comparison = held_against_torch(with_paths(module_on_meta("llama"), ("q_proj", "down_proj"), kind=Magnitudes))
+    assert "DoRA of rank 3 and alpha 12 on" in comparison.trained
 
 
 def test_paths_beside_what_learns():

@@ -24,7 +24,7 @@ from learncost.program.autograd.step import run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.program import peak
 from learncost.reports.memory.engines import eager as autograd
-from low_rank import blocks_of
+from low_rank import Decomposed, LowRank, blocks_of
 from sampling import sampled
 from unrolled import unrolled
 
@@ -458,21 +458,30 @@ def test_the_predicted_peak_with_checkpoints_of_some_blocks_is_that_of_the_alloc
     assert predicted == pytest.approx(peak, rel=0.01)
 
 
-DROPPED = [("llama", "fp32", "lora"), ("gpt2", "fp32", "both"), ("llama", "bf16", "both"), ("opt", "nf4", "lora")]
+PATHS = [
+    ("llama", "fp32", "lora", LowRank, 0.1),
+    ("gpt2", "fp32", "both", LowRank, 0.1),
+    ("llama", "bf16", "both", LowRank, 0.1),
+    ("opt", "nf4", "lora", LowRank, 0.1),
+    ("gpt2", "fp32", "lora", Decomposed, 0.1),
+    ("llama", "bf16", "both", Decomposed, 0.0),
+    ("opt", "nf4", "lora", Decomposed, 0.0),
+    ("llama", "amp", "both", Decomposed, 0.1),
+]
 
 
-@pytest.mark.one_in(every=2)
-@pytest.mark.parametrize(("model", "dtype", "setting"), DROPPED)
-def test_the_predicted_peak_with_dropout_before_low_rank_paths_is_that_of_the_allocator(
-    monkeypatch, model, dtype, setting
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize(("model", "dtype", "setting", "path", "dropout"), PATHS)
+def test_the_predicted_peak_of_low_rank_paths_with_dropout_or_dora_is_that_of_the_allocator(
+    monkeypatch, model, dtype, setting, path, dropout
 ):
     example_module = peaks()
     monkeypatch.setitem(example_module.SHAPES, "block", (4, 100, 200))
-    monkeypatch.setattr(example_module, "adapt", partial(example_module.adapt, dropout=0.1))
+    monkeypatch.setattr(example_module, "adapt", partial(example_module.adapt, dropout=dropout, path=path))
     if dtype != "fp32":
         narrow(monkeypatch, model)
     case = model, "block", dtype, setting, "fused"
-    predicted = example_module.predicted(*case, lora_dropout=0.1)
+    predicted = example_module.predicted(*case, lora_dropout=dropout, dora=path is Decomposed)
     peak = measured_peak(lambda: example_module.train(*case), predicted, 0.01)
     assert predicted == pytest.approx(peak, rel=0.01)
 

@@ -678,6 +678,7 @@ def emit(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     on: _Device | Any = None,
     **sizes: Any,
 ) -> str:
@@ -730,6 +731,8 @@ def emit(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     on: With `backend` c99: a microcontroller (`learncost list devices`) or a file that describes one: arrays
         are assigned to its RAM regions, programs that do not fit are refused, and a linker script is written if
         the addresses are known.
@@ -752,6 +755,7 @@ def compare(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     plan: _Plan | str | None = None,
     precision: _Precision | str | None = None,
     on: _Device | Any = None,
@@ -792,6 +796,8 @@ def compare(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     precision: Data types for memory traffic, and with `on` for time and memory.
     on: The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
@@ -882,6 +888,7 @@ def cost(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     plan: _Plan | str | None = None,
     on: _Device | Any = None,
     precision: _Precision | str | None = None,
@@ -938,6 +945,8 @@ def cost(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     on: The device for predicted time, bounds and energy: here (after learncost calibrate), a file of learncost
         calibrate `out`, or a published device (`learncost list devices`).
@@ -1084,6 +1093,7 @@ def fit(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     lora_dropout: float | str = 0.0,
     target_len: int | str | None = None,
     on: _Device | Any = None,
@@ -1145,6 +1155,8 @@ def fit(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     target_len: Tokens in a decoder sequence of an encoder-decoder.
     on: A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
@@ -1198,6 +1210,7 @@ def memory(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     lora_dropout: float | str = 0.0,
     mesh: str | None = None,
     place: str | None = None,
@@ -1273,6 +1286,8 @@ def memory(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     lora_dropout: The dropout probability of the adapters' inputs, under `engine` eager.
     mesh: The mesh: axes with their sizes, such as dp=2,tp=4; the last axis is the innermost (same node).
     place: Sharding rules 'DIMS over MESH_AXIS [of weights|gradients|states|values]', comma-separated: "h f v
@@ -1304,6 +1319,7 @@ def place(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     plan: _Plan | str | None = None,
     on: _Device | Any = None,
     engine: _Engine | str = "",
@@ -1342,6 +1358,8 @@ def place(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     on: The cluster (`learncost list clusters`), a file that describes one, or its device: adds the time of the
         collectives over its links, and whether the step fits the memory of each device.
@@ -1399,6 +1417,7 @@ def run_cost(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     engine: _Engine | str = "",
     context: int | str | None = None,
     page_size: int | str | None = None,
@@ -1469,6 +1488,8 @@ def run_cost(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     engine: The engine of the step's time and memory: eager, graph or cuda.
     context: For decode: tokens in the KV cache before the step.
     page_size: Tokens in a page of the KV cache, such as 16 in vLLM: each sequence has full pages.
@@ -1642,6 +1663,7 @@ def train(
     lora: _Lora | str | None = None,
     lora_rank: str | None = None,
     lora_alpha: str | None = None,
+    dora: bool | None = None,
     mesh: str | None = None,
     place: str | None = None,
     placement: _Placement | str | None = None,
@@ -1704,6 +1726,8 @@ def train(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     mesh: The mesh of the processes that torchrun starts: axes with their sizes, such as dp=2,tp=2.
     place: Sharding rules 'DIMS over MESH_AXIS [of weights|gradients|states|values]', comma-separated: "h f v
         over tp, M over tp of values, B over dp".
@@ -1735,6 +1759,7 @@ def report(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     engine: _Engine | str = "",
     accumulate: int | str = 1,
     offload: _Offload | str = "",
@@ -1778,6 +1803,8 @@ def report(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     engine: The engine of the step's time and memory: eager, graph or cuda.
     accumulate: Number of microbatches for gradient accumulation, on which the memory of a step depends.
     offload: Tensors outside of the memory of a GPU, under `engine` eager, comma-separated: paged-states (of
@@ -1816,6 +1843,7 @@ def trace(
     lora: _Lora | object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    dora: bool | None = None,
     plan: _Plan | str | None = None,
     on: _Device | Any = None,
     precision: _Precision | str | None = None,
@@ -1850,6 +1878,8 @@ def trace(
         or all-linear.
     lora_rank: The rank of the LoRA adapters.
     lora_alpha: LoRA's alpha: the adapters' output is scaled by alpha / rank.
+    dora: Weight-decomposed LoRA: the adapted weights' columns have trainable magnitudes, as with peft's
+        use_dora.
     plan: Memory optimizations, comma-separated: flash (FlashAttention), recompute=.
     on: The device for predicted times: here (after learncost calibrate), a file of learncost calibrate `out`,
         or a published device (`learncost list devices`).

@@ -90,7 +90,7 @@ OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, 
 @takes_request(
     "subject backend * procedure optimizer phase plan batch_size seq_len dtype precision mesh place placement schedule "
     "microbatches entry prefix weights state_dict accumulate clip learning_rate weight_decay target_len mode projected "
-    "dropout train train_layers lora lora_rank lora_alpha on",
+    "dropout train train_layers lora lora_rank lora_alpha dora on",
     Freestanding,
     procedure=None,
     schedule=None,

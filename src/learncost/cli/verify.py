@@ -20,7 +20,7 @@ FEW = 20
 
 @takes_request(
     "model / * every engine plan procedure optimizer batch_size seq_len mesh place placement precision dropout train "
-    "train_layers lora lora_rank lora_alpha",
+    "train_layers lora lora_rank lora_alpha dora",
     **dict.fromkeys(("model", "engine", "procedure", "dropout")),
 )
 def verify(request: Request, *, every: bool = False) -> VerificationReport:

@@ -25,7 +25,8 @@ Arrays = dict[str, Any]
 
 def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arrays:
     """Return the initial weights of an adapted or quantized model, which computes the same as the plain model: its
-    weights are split into ranges of layers or quantized, and the second matrix of each low-rank path is 0.
+    weights are split into ranges of layers or quantized, the second matrix of each low-rank path is 0, and DoRA's
+    magnitudes are the norms of the columns.
     """
     start_weights: Arrays = {}
     drawn = initial_weights(model.table, model.sizes, seed, dtype)
@@ -47,7 +48,26 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
         if array.shape != expected:
             raise InputError(f"the weight {weight} has shape {array.shape}, but must have {expected}")
         start_weights |= quantize(quantized, array, model.sizes) if quantized else {weight: array}
+    coded = {weight.weight: weight for weight in model.quantized}
+    for magnitude, name, axes, columns in _magnitudes(model.table):
+        array = dequantized(coded[name], start_weights, model.sizes) if name in coded else start_weights[name]
+        start_weights[magnitude] = np.sqrt(np.einsum(f"{axes},{axes}->{columns}", array, array)).astype(dtype)
     return start_weights
+
+
+def _magnitudes(table: Table) -> Iterator[tuple[str, str, str, str]]:
+    """Yield DoRA's magnitudes, each with its weight, and letters for the axes of the weight and of the magnitude."""
+    for line, makers, outer in _lines(table):
+        if line.meta.layer == "lora" and line.meta.local.endswith(".gain"):
+            magnitude, adapted = line.right[0], line
+            while not isinstance(adapted, Sum):  # back from the norm to the adapted weight
+                adapted = makers[adapted.right[-1].name]
+            weight = adapted.right[0]
+            name = outer.get(weight.name) or outer.get(f"{weight.name}.codes", weight.name).removesuffix(".codes")
+            letters = {axis: chr(98 + place) for place, axis in enumerate(weight.loops)}
+            stack = "a" * (magnitude.name in outer)
+            axes, columns = (stack + "".join(map(letters.__getitem__, term.loops)) for term in (weight, magnitude))
+            yield outer.get(magnitude.name, magnitude.name), name, axes, columns
 
 
 def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
@@ -86,7 +106,7 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
     added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):
-        read = {outer.get(name, name) for name in line.reads}
+        read = {outer.get(name, name) for name in line.reads if line.meta.layer != "lora"}
         for name in {codes.get(name, name) for name in read} & plain_weights.keys():
             readers[name] = readers.get(name, 0) + 1
         path = _path(line, lines)
@@ -95,6 +115,9 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
             target = outer.get(weight.name, weight.name)
             target = codes.get(target, target)
             added[target] = added[target] + scale * _product(weight, a, b, plain_weights, outer)
+    for magnitude, name, axes, columns in _magnitudes(model.table):
+        norms = np.sqrt(np.einsum(f"{axes},{axes}->{columns}", added[name], added[name]))
+        added[name] = np.einsum(f"{axes},{columns}->{axes}", added[name], plain_weights[magnitude] / norms)
     for name, array in added.items():
         if array is not plain_weights[name] and readers[name] > 1:
             raise InputError(f"{name} is read in several places, of which one has a low-rank path: it cannot be merged")
@@ -119,15 +142,18 @@ def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str
 
 
 def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, float] | None:
-    """Return the weight, A, B and the scale of a line that adds a low-rank path to a product."""
+    """Return the weight, A, B and the scale of a line that adds a low-rank path to a product, or to a weight (DoRA)."""
     if not isinstance(line, Sum) or line.meta.layer != "lora":
         return None
-    base, scaled = (makers[term.name] for term in line.right)
-    up = makers[scaled.right[0].name]
-    factor = scaled.right[1]
-    middle = makers[up.right[0].name]
-    a, b = middle.right[-1], up.right[-1]
-    others = {term.name for term in middle.right[:-1]}
+    of_weight = line.meta.local.endswith(".adapted")
+    scaled = makers.get(line.right[1].name)
+    if not isinstance(scaled, Product) or line.meta.local.endswith(".added"):  # other sums of DoRA
+        return None
+    up, factor = makers[scaled.right[0].name], scaled.right[1]
+    base = line if of_weight else makers[line.right[0].name]
+    middle = up if of_weight else makers[up.right[0].name]
+    a, b = middle.right[0 if of_weight else -1], up.right[-1]
+    others = {line.right[1].name} if of_weight else {term.name for term in middle.right[:-1]}
     if others and others.isdisjoint(base.reads):  # a product of codes, followed by their scales
         base = makers[base.right[0].name]
     weight, *more = (term for term in base.right if term.name not in others)
@@ -136,7 +162,6 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
             "a low-rank path cannot be merged into a trainable quantized matrix: remove lora, or choose a "
             "precision with frozen matrices (learncost list precisions)"
         )
-    assert isinstance(base, Product)
     assert isinstance(factor, Literal)
     assert isinstance(weight, Term)
     assert isinstance(a, Term)

@@ -78,7 +78,7 @@ class Training(Core):
     precision
         The type of each role (`learncost list precisions`): bf16 is rounded in fp32; nf4 and others store frozen
         matrices as codes and scales.
-    train, train_layers, lora, lora_rank, lora_alpha
+    train, train_layers, lora, lora_rank, lora_alpha, dora
         The trainable parameters, as in `lc.cost`.
     projected
         Inputs to which PEPITA adds the output error through a fixed random matrix. The default is the one-hot tokens.
@@ -126,6 +126,7 @@ class Training(Core):
         lora: object = None,
         lora_rank: object = None,
         lora_alpha: object = None,
+        dora: bool | None = None,
         projected: tuple[str, ...] = (),
         **sizes: Any,
     ) -> None:
@@ -145,7 +146,7 @@ class Training(Core):
             raise InputError(f"{kind.name} has no integer form for {asked}: remove it, or give 0")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout, self._projected = dropout, tuple(projected)
-        self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
+        self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, dora, kind.quantized is not None)
         self.precision = kind
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}

@@ -16,7 +16,7 @@ from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT
 
-LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha", "dora")
 """The options for the trainable parameters."""
 
 MINIMUM_INTERVAL = 50
@@ -157,6 +157,7 @@ class Options(Serializable):
     lora: str | None = None
     lora_rank: str | None = None
     lora_alpha: str | None = None
+    dora: bool | None = None
     mesh: str | None = None
     place: str | None = None
     placement: str | None = None

@@ -33,10 +33,11 @@ class Adaptation:
     lora: tuple[str, ...] = ()
     rank: int = RANK_OF_PATHS
     alpha: float = ALPHA
+    decomposes: bool = False  # DoRA
 
     def __str__(self) -> str:
         blocks = f" of layers {self.layers}" if self.layers else ""
-        path = f"LoRA of rank {self.rank} and alpha {self.alpha:g} on {', '.join(self.lora)}{blocks}"
+        path = f"{path_text(self.decomposes, self.rank, self.alpha, self.lora)}{blocks}"
         weights_text = ", ".join(self.train)
         if self.lora:
             return f"{path}; {weights_text}" if self.train else path
@@ -51,6 +52,7 @@ def adaptation(
     lora: object = None,
     rank: object = None,
     alpha: object = None,
+    dora: bool | None = None,
     quantizes: bool = False,
 ) -> Adaptation | None:
     """Return the validated arguments about trainable parameters; None if all weights are trained.
@@ -58,14 +60,16 @@ def adaptation(
     train   all, none, head, embeddings, biases, or a comma-separated list of weights and modules
     layers  the blocks that are trained or have low-rank paths, from 0: 10-11, 0,2,5-7, first 2 or last 2
     lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
+    dora    whether magnitudes of the adapted weights are trained, too
     quantizes  whether frozen matrices are quantized; a rank without `lora` then adapts all linear layers
     Raises `InputError`.
     """
-    if quantizes and lora is None and (rank is not None or alpha is not None):
+    of_paths = {"--lora-rank": rank, "--lora-alpha": alpha, "--dora": dora or None}
+    argument = next((flag for flag, given in of_paths.items() if given is not None), "")
+    if argument and lora is None:
+        if not quantizes:
+            raise InputError(f"{argument} requires --lora, for example --lora all-linear")
         lora = "all-linear"
-    if lora is None and (rank is not None or alpha is not None):
-        argument = "--lora-rank" if rank is not None else "--lora-alpha"
-        raise InputError(f"{argument} requires --lora, for example --lora all-linear")
     chosen = _listed("train", train)
     if len(chosen) > 1 and ({"all", "none"} & set(chosen)):
         raise InputError(f"train must be all, none or names, not {shown(train)}")
@@ -74,7 +78,12 @@ def adaptation(
     if not paths and not where and chosen in ((), ("all",)):
         return None
     size = RANK_OF_PATHS if rank is None else check_size("lora_rank", rank)
-    return Adaptation(chosen, where, paths, size, ALPHA if alpha is None else _alpha(alpha))
+    return Adaptation(chosen, where, paths, size, ALPHA if alpha is None else _alpha(alpha), bool(dora))
+
+
+def path_text(decomposes: bool, rank: int, alpha: float, adapted_names: Iterable[str]) -> str:
+    """Return the text of low-rank paths and what they adapt."""
+    return f"{'DoRA' if decomposes else 'LoRA'} of rank {rank} and alpha {alpha:g} on {', '.join(adapted_names)}"
 
 
 def _listed(name: str, value: object) -> tuple[str, ...]:
@@ -123,6 +132,7 @@ class TrainableWeights:
     path_iterations: frozenset[int] = frozenset()
     rank: int = RANK_OF_PATHS
     alpha: float = ALPHA
+    decomposes: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -140,7 +150,7 @@ def adapted(model: Model, learned: Adaptation | TrainableWeights) -> Model:
     model = replace(model, table=flat(model.table, model.sizes))
     parts = NamedParts(model)
     projections = parts.projections(learned.paths if isinstance(learned, TrainableWeights) else learned.lora)
-    table = with_lora(model.table, projections, learned.alpha / learned.rank)
+    table = with_lora(model.table, projections, learned.alpha / learned.rank, learned.decomposes)
     paths = frozenset(table.weights) - frozenset(model.table.weights)
     learning: frozenset[str]
     runs: list[_Run]

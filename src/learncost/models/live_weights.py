@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from learncost.ir.dataclass import dataclass
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial
-from learncost.models.adaptation import TrainableWeights
+from learncost.models.adaptation import TrainableWeights, path_text
 from learncost.models.model import Model
 from learncost.models.modules import module_of
 from learncost.models.parts import NamedParts
 from learncost.models.purposes import is_attention_softmax
 
-_PATHS = ("lora_A", "lora_B")
+_MAGNITUDE = "lora_magnitude_vector"
+_PATHS = ("lora_A", "lora_B", _MAGNITUDE)
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ class LiveParameter:
 
 @dataclass(frozen=True)
 class Path:
-    """A low-rank path of peft: the adapted module, its rank and its scale."""
+    """A low-rank path of peft: the adapted module, its rank and its scale, and whether it is DoRA."""
 
     path: str
     rank: int
     scale: float
+    decomposes: bool = False
 
 
 def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
@@ -72,6 +74,8 @@ def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
                     raise InputError(f"{target} has several adapters: keep one")
                 scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[adapter_place + 1]]
                 paths[target] = Path(target, int(parameter.shape[0]), float(scaling))
+            elif steps[adapter_place] == _MAGNITUDE:  # after A and B
+                paths[target] = replace(paths[target], decomposes=True)
             continue
         plain.append(LiveParameter(".".join(steps), leaf, int(parameter.numel()), bool(parameter.requires_grad)))
     return plain, list(paths.values())
@@ -222,19 +226,19 @@ class _WeightsReader:
                     iterations.setdefault(name, set()).add(place[0])
                 else:
                     outside[name] = None
-        shapes = {(path.rank, path.scale) for path in paths}
+        shapes = {(path.rank, path.scale, path.decomposes) for path in paths}
         if len(shapes) > 1:
-            raise InputError(f"low-rank paths with different ranks or scales are not supported: {sorted(shapes)}")
+            raise InputError(f"low-rank paths with different ranks, scales or DoRA are not supported: {sorted(shapes)}")
         if not paths:
             return TrainableWeights("from the live module's requires_grad", weights)
-        ((rank, scale),) = shapes
+        ((rank, scale, decomposes),) = shapes
         alpha = scale * rank
         self.identical(iterations)
         names = (*dict.fromkeys(iterations), *outside)
         blocks = frozenset(iteration for path_iterations in iterations.values() for iteration in path_iterations)
-        text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, from the live module"
+        text = f"{path_text(decomposes, rank, alpha, names)}, from the live module"
         more = "; and its requires_grad" if weights else ""
-        return TrainableWeights(f"{text}{more}", weights, names, blocks, rank, alpha)
+        return TrainableWeights(f"{text}{more}", weights, names, blocks, rank, alpha, decomposes)
 
     def identical(self, iterations: Mapping[str, set[int]]) -> None:
         """Raise `InputError` unless every adapted weight has a low-rank path in all adapted iterations."""

@@ -16,6 +16,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import Value
+from learncost.ops import applied
 
 RANK = "rank"
 """The rank axis of the path."""
@@ -64,15 +65,16 @@ def is_of_experts(line: Line, weight: str) -> bool:
     return 0 < len(_out(terms[0], line.left[0])) < len(terms[0].axes) - 1
 
 
-def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> Table:
+def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float, decomposes: bool = False) -> Table:
     """Return the table with a low-rank path for every product of the targets' weights, times `scale`.
 
     The path of `attn.WQ` has the weights `attn.WQ.A[in.. rank]` and `attn.WQ.B[rank out..]`; where several weights
-    share one, A has the target's name. In a loop, every iteration has separate paths. Raises `InputError` for a weight
-    that no line multiplies as a matrix.
+    share one, A has the target's name. In a loop, every iteration has separate paths. DoRA `decomposes` the adapted
+    weight into directions and the magnitudes `attn.WQ.M[out..]`. Raises `InputError` for a weight that no line
+    multiplies as a matrix.
     """
     chosen = tuple(projections)
-    outer = _LoraScope(dict(table.values), chosen, scale)
+    outer = _LoraScope(dict(table.values), chosen, scale, decomposes)
     lines = outer.rewritten(table.lines)
     for projection in chosen:
         for weight in projection.weights:
@@ -88,6 +90,7 @@ class _LoraScope:
     values: dict[str, Value]
     projections: tuple[LoraTarget, ...]
     scale: float
+    decomposes: bool
     weights: dict[str, Value] = field(default_factory=dict)
     adapted: dict[str, str] = field(default_factory=dict)  # by added weight: the one that it adapts
     used: set[tuple[str, str]] = field(default_factory=set)
@@ -105,7 +108,7 @@ class _LoraScope:
 
     def _repeat(self, line: Loop) -> Loop:
         """Return a loop with paths; the new weights are slices of stacks if the adapted weight is one."""
-        inner = _LoraScope(dict(line.values), self.projections, self.scale)
+        inner = _LoraScope(dict(line.values), self.projections, self.scale, self.decomposes)
         body = inner.rewritten(line.lines)
         self.used |= inner.used
         sliced = {name for name, _ in line.each}
@@ -131,6 +134,10 @@ class _LoraScope:
         """Return the lines of an adapted product: the product under another name, D = X A, E = D B, S = E scale, and
         the sum."""
         self.used.add((projection.name, weight.name))
+        if self.decomposes and weight.indexed:
+            raise InputError(
+                f"{weight.name} cannot have DoRA, which adapts matrices of linear layers: leave out its name"
+            )
         left = line.left[0]
         out, local_name = _out(weight, left), _local(weight)
         others = tuple(term for term in line.right if term is not weight)
@@ -148,13 +155,43 @@ class _LoraScope:
         chosen = () if is_lookup(line, weight.name) else tuple(axis for axis in inside if isinstance(axis, Read))
         b = Term(f"{weight.name if len(projection.weights) > 1 else projection.name}.B", (*chosen, RANK, *out))
         self._weight(b, weight)
-        base, up, scaled = (self._value(f"{left.name}.{part}", left.loops) for part in ("base", "up", "path"))
+        base, up = (self._value(f"{left.name}.{part}", left.loops) for part in ("base", "up"))
         path.append(self._product(line, f"{local_name}.up", up, middle, b))
-        path.append(self._product(line, f"{local_name}.scaled", scaled, up, Literal(self.scale)))
-        path_sum = Sum(
-            (left,), (base, scaled), line.where, _meta(line, f"{local_name}.sum", left, (base, scaled)), (1, 1)
-        )
+        if self.decomposes:
+            path += self._decomposed(line, weight, base, up, Term(f"{projection.name}.A", (*inside, RANK)), b)
+        else:
+            scaled = self._value(f"{left.name}.path", left.loops)
+            path.append(self._product(line, f"{local_name}.scaled", scaled, up, Literal(self.scale)))
+        terms = base, path[-1].left[0]
+        path_sum = Sum((left,), terms, line.where, _meta(line, f"{local_name}.sum", left, terms), (1, 1))
         return [replace(line, left=(base,), meta=replace(line.meta, local=f"{line.meta.local}.base")), *path, path_sum]
+
+    def _decomposed(self, line: Line, weight: Term, base: Term, up: Term, a: Term, b: Term) -> list[Line]:
+        """Return the lines of DoRA up to what is added to the product, in peft's order, with the norm of the adapted
+        weight's columns detached: Liu et al. 2024, equation (5) and section 4.3; peft d20332ed, tuners/lora/dora.py.
+        """
+        out = _out(weight, line.left[0])
+        magnitude = Term(f"{b.name.removesuffix('.B')}.M", out)
+        self._weight(magnitude, weight)
+        lines: list[Line] = []
+
+        def made(name: str, axes: tuple[str, ...], *right: Operand, op: str = "", signs: tuple[int, ...] = ()) -> Term:
+            left = self._value(f"{line.name}.{name}", axes)
+            meta = _meta(line, f"{_local(weight)}.{name}", left, right)
+            if op:
+                lines.append(applied(op, left, right, meta))
+            else:
+                lines.append(Sum((left,), right, (), meta, signs) if signs else Product((left,), right, (), meta))
+            return left
+
+        change = made("change", weight.loops, made("product", weight.loops, a, b), Literal(self.scale))
+        adapted = made("adapted", weight.loops, weight, change, signs=(1, 1))
+        norm = made("norm", out, made("squares", out, made("square", weight.loops, adapted, adapted)), op="sqrt")
+        gain = made("gain", out, magnitude, made("constant", out, norm, op="stop_gradient"), op="divide")
+        excess = made("rest", up.loops, base, made("excess", out, gain, Literal(1.0), signs=(1, -1)))
+        path = made("path", up.loops, made("gained", up.loops, up, gain), Literal(self.scale))
+        made("added", up.loops, excess, path, signs=(1, 1))
+        return lines
 
     def _value(self, name: str, axes: tuple[str, ...]) -> Term:
         self.values[name] = Value(axes)

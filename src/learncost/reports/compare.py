@@ -149,7 +149,7 @@ def compare(model: object, *given: Any, **more: Any) -> Comparison: ...
 
 @takes_request(
     "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
-    f"lora_rank lora_alpha plan precision on engine checkpoint_every | accumulate offload {ON_DEVICE}"
+    f"lora_rank lora_alpha dora plan precision on engine checkpoint_every | accumulate offload {ON_DEVICE}"
 )
 def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison | ModelComparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.

@@ -14,7 +14,7 @@ from learncost.reports.run import check_choice, prepare
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
-    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement schedule microbatch chunks "
+    "train_layers lora lora_rank lora_alpha dora plan on precision mesh place placement schedule microbatch chunks "
     f"page_size engine accumulate offload task teacher checkpoint_every | {ON_DEVICE} no_sync communication_buffers"
 )
 def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:

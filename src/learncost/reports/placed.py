@@ -153,7 +153,7 @@ class PlacedStep(AtLength):
 
 @takes_request(
     "model mesh place placement procedure batch_size seq_len target_len optimizer dropout precision train train_layers "
-    "lora lora_rank lora_alpha plan on engine accumulate microbatch",
+    "lora lora_rank lora_alpha dora plan on engine accumulate microbatch",
     mesh=REQUIRED,
 )
 def place(request: Request) -> PlacedStep:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Own = ParamSpec("Own")
 Answer = TypeVar("Answer")
 
-ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha", "dora")
 """The fields that say which parameters are trained."""
 
 
@@ -109,6 +109,7 @@ class Request:
     lora: object = None
     lora_rank: object = None
     lora_alpha: object = None
+    dora: bool | None = None
     lora_dropout: float | str = 0.0
     plan: str | None = None
     mesh: str | None = None
@@ -255,7 +256,7 @@ class Request:
         from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
 
         quantizes = kind is not None and kind.quantized is not None
-        return adaptation(self.train, self.train_layers, self.lora, self.lora_rank, self.lora_alpha, quantizes)
+        return adaptation(*(getattr(self, name) for name in ADAPTING), quantizes)
 
     @property
     def tokens_in_page(self) -> int:

@@ -159,7 +159,7 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "communication_buffers": step.communication_buffers if over_mesh else None,
         "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
         "lora": _targets(step.lora),
-        **({"lora_rank": step.lora_rank, "lora_alpha": step.lora_alpha} if step.lora else {}),
+        **({"lora_rank": step.lora_rank, "lora_alpha": step.lora_alpha, "dora": step.dora} if step.lora else {}),
         "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
         "mesh": mesh or None,
         **(_placed(placement, mesh_of(asked or mesh, step.devices).names) if over_mesh else {}),

@@ -34,6 +34,7 @@ class Step:
     offload_activations       whether saved tensors are on the host up to the backward pass
     plan                      a plan of `learncost list plans`
     lora                      the modules with LoRA, or all-linear
+    dora                      whether the columns of the adapted weights have trainable magnitudes
     lora_dropout              the dropout probability of what these read
     also_trained              modules that are trained next to LoRA
     checkpointing             full, selective or none
@@ -70,6 +71,7 @@ class Step:
     lora: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    dora: bool | None = None
     lora_dropout: float | None = None
     also_trained: str | None = None
     checkpointing: str | None = None

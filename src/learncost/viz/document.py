@@ -46,7 +46,7 @@ SCHEMA = 1
 
 @takes_request(
     "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context page_size train "
-    "train_layers lora lora_rank lora_alpha plan on precision engine accumulate offload checkpoint_every "
+    "train_layers lora lora_rank lora_alpha dora plan on precision engine accumulate offload checkpoint_every "
     f"{ON_DEVICE} side_by_side"
 )
 def document(request: Request, side_by_side: str | None = None) -> dict[str, Any]:

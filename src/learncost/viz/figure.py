@@ -41,8 +41,8 @@ class SavedFigure(TabularAnswer):
 
 @question(
     cost,
-    "price_book batch_size seq_len target_len optimizer dropout dtype train train_layers lora lora_rank lora_alpha "
-    "plan on precision",
+    "price_book batch_size seq_len target_len optimizer dropout dtype train train_layers lora lora_rank "
+    "lora_alpha dora plan on precision",
 )
 def figure(
     kind: str,

@@ -66,7 +66,7 @@ class Report(Readable):
 
 @takes_request(
     "procedure on output price_book batch_size seq_len target_len optimizer dropout dtype context precision plan train "
-    f"train_layers lora lora_rank lora_alpha engine accumulate offload checkpoint_every {ON_DEVICE}"
+    f"train_layers lora lora_rank lora_alpha dora engine accumulate offload checkpoint_every {ON_DEVICE}"
 )
 def report(request: Request, *models: str, procedure: str | None = None, output: str | None = "report.html") -> Report:
     """Write one HTML file with the cost of a step by layer and line, its memory, its time, and every formula.

@@ -148,7 +148,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
 
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype context train train_layers lora lora_rank "
-    "lora_alpha plan on precision engine module"
+    "lora_alpha dora plan on precision engine module"
 )
 def trace(request: Request, output: str | None = None, compare: str | None = None) -> Trace:
     """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.

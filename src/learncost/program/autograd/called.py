@@ -201,13 +201,14 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
 
 
 def _path(names: ScopeNames, group: Sequence[Projection], x: TapeTensor) -> tuple[list[TapeTensor], int]:
-    """Return A and B of a low-rank path, and the number of elements between them."""
-    first, _ = group[0].path
+    """Return A and B of a low-rank path, DoRA's magnitudes, and the number of elements between A and B."""
+    first, *others = group[0].path
     if not first:
         return [], 0
     *inward, rank = names.axes[first]
     low = x.elements // names.count(inward) * names.count((rank,))
-    return [names.leaf(first), names.leaf(*(projection.path[1] for projection in group))], low
+    joined = (names.leaf(*(projection.path[place] for projection in group)) for place, _ in enumerate(others, 1))
+    return [names.leaf(first), *joined], low
 
 
 def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor:

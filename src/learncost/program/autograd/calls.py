@@ -45,12 +45,12 @@ class LineCall(OperatorCall):
 
 @dataclass(frozen=True)
 class Projection:
-    """A product with a weight: its result, its bias, and the names of A and B of its low-rank path."""
+    """A product with a weight: its result, its bias, and the names of A and B of its low-rank path, with DoRA's M."""
 
     makes: Term
     weight: str
     bias: str = ""
-    path: tuple[str, str] = ("", "")
+    path: tuple[str, ...] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -305,13 +305,18 @@ class CallScope:
 
     def _projection(self, line: Line, value: str, weight: str = "") -> tuple[Projection, tuple[Line, ...]]:
         """Return a product with its low-rank path and its bias, and all their lines."""
-        lines, path, bias = [line], ("", ""), ""
+        lines, bias = [line], ""
+        path: tuple[str, ...] = ("", "")
         weight = weight or self._weight_of(line)
         added = self._only(line.name, Sum)
         if added and len(added.right) == 2 and (path_lines := self._path(_other(added, line.name), value)):
             lines += [*path_lines, added]
             path = self._weight_of(path_lines[0]), self._weight_of(path_lines[1])
             added = self._only(added.name, Sum)
+        elif decomposed := self._decomposed(line, value):
+            lines += decomposed.values()
+            path = *map(self._weight_of, (decomposed["low"], decomposed["up"])), decomposed["gain"].right[0].name
+            added = self._only(lines[-1].name, Sum)
         if added and len(added.right) == 2:
             other = _other(added, lines[-1].name)
             if other in self.weights and not any(term.indexed for term in added.right):
@@ -331,6 +336,19 @@ class CallScope:
         if low is None or not self._weight_of(low) or _other(low, self._weight_of(low)) != value:
             return None
         return low, up, scaled
+
+    def _decomposed(self, line: Line, value: str) -> dict[str, Line]:
+        """Return the lines of DoRA by their parts, the sum with the product last; empty for any other product."""
+        waiting = [
+            each for each in self.readers.get(line.name, ()) if isinstance(each, Sum) and each.meta.layer == "lora"
+        ]
+        parts: dict[str, Line] = {}
+        while waiting:
+            made = waiting.pop()
+            parts[made.meta.local.rpartition(".")[2]] = made
+            makers = (self.makers.get(name) for name in made.reads if name != value)
+            waiting += [maker for maker in makers if maker and maker.meta.layer == "lora"]
+        return dict(reversed(parts.items())) if "gain" in parts else {}
 
     def _norm(self, line: Line) -> Norm | None:
         if not (isinstance(line, Op) and line.op in NORMS):

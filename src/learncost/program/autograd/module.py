@@ -168,7 +168,11 @@ class Module:
         if path:
             x = x.to(max(x.width, path[0].width))  # _cast_input_dtype
             x = x.dropout() if drops else x
-            result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
+            if len(path) > len(("A", "B")):
+                product = None if drops else result + bias if bias else result
+                result = (result + _decomposed(x, product, weight, path, low)).to(result.width)
+            else:
+                result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]
 
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
@@ -204,6 +208,32 @@ class Module:
     def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:
         scores = scores.in_float() if self.upcast else scores
         return parallel_cross_entropy(scores) if parallel else cross_entropy(scores, targets)
+
+
+def _decomposed(
+    x: TapeTensor, product: TapeTensor | None, weight: TapeTensor, path: Sequence[TapeTensor], low: int
+) -> TapeTensor:
+    """Run peft's `DoraLinearLayer.forward` (d20332ed, tuners/lora/dora.py) on a product without its bias, which None
+    computes again; the norm of the adapted weight has no gradient, and products with an identity make the weight.
+    """
+    a, b, magnitude = path
+    features = weight.elements // magnitude.elements
+    x.tape.read()
+    eye = x.tape.new(features**2, x.width, name="eye")
+    inward, outward = (each.lowered().viewed_as(each.elements) for each in (a, b))
+    middle = linear(eye, inward, a.elements)
+    change = linear(middle, outward, weight.elements)
+    base = weight.decoded()
+    base = base.viewed_as(base.elements).to(x.width)
+    adapted = base + change * 2.0
+    x.tape.read(adapted)
+    norm = x.tape.new(magnitude.elements, adapted.width, name="linalg_vector_norm")
+    gain = magnitude * norm
+    result = linear(linear(x, a, low), b, low * weight.elements // a.elements)
+    product = linear(x, base, result.elements) if product is None else product
+    added = (gain + 1.0) * product + gain * result * 2.0
+    x.tape.hold(eye, middle, change, base, product, result)
+    return added
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,8 @@ class Fit(AtLength, FigureAnswer):
 
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * dropout precision plan engine module "
-    "optimizer_implementation loss offload no_sync communication_buffers train train_layers lora lora_rank lora_alpha "
-    "lora_dropout target_len on mesh place placement schedule chunks accumulate context "
+    "optimizer_implementation loss offload no_sync communication_buffers train train_layers lora lora_rank "
+    "lora_alpha dora lora_dropout target_len on mesh place placement schedule chunks accumulate context "
     "page_size"
 )
 def fit(

@@ -262,8 +262,8 @@ def memory_question(request: Request) -> MemoryQuestion:
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
     "accumulate clip budget on engine module optimizer_implementation loss task teacher checkpoint_every offload "
-    "no_sync mode communication_buffers train train_layers lora lora_rank lora_alpha lora_dropout mesh place placement "
-    "schedule microbatch chunks"
+    "no_sync mode communication_buffers train train_layers lora lora_rank lora_alpha dora lora_dropout mesh place "
+    "placement schedule microbatch chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.

@@ -82,8 +82,9 @@ class RunAssumptions:
 
 @takes_request(
     "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
-    "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha engine "
-    f"context page_size accumulate communication_buffers offload task teacher no_sync checkpoint_every {ON_DEVICE}",
+    "precision batch_size seq_len target_len optimizer dropout train train_layers lora lora_rank lora_alpha dora "
+    f"engine context page_size accumulate communication_buffers offload task teacher no_sync "
+    f"checkpoint_every {ON_DEVICE}",
     RunAssumptions,
     price_book=CONVENTION,
     devices=1,

@@ -35,7 +35,7 @@ ENDINGS = {"torchtitan": ".toml", "megatron": ".sh", "deepspeed": ".json", "acce
 EQUAL_COST = ("rope_scaling", "rope_theta", "max_position_embeddings", "rms_norm_eps")
 """The keys of a config.json in which two models of the same cost differ."""
 
-LEFT = ("optimizer", "dropout", "lora", "lora_rank", "lora_alpha")
+LEFT = ("optimizer", "dropout", "lora", "lora_rank", "lora_alpha", "dora")
 """The settings of a step that files of launchers and engines leave to the trainer."""
 
 FieldValues = Mapping[str, tuple[Any, ...]]

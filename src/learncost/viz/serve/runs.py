@@ -246,7 +246,7 @@ class Runs:
 
 def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
     """Return the FLOPs of a training's step as `learncost cost` counts them; None if unknown."""
-    from learncost.engines.options import from_dict
+    from learncost.engines.options import LEARNS, from_dict
     from learncost.ir.errors import InputError
     from learncost.reports.cost import cost
 
@@ -254,7 +254,7 @@ def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
         from_dict(options, str(path))
     except InputError:  # damaged, or of another version
         return None
-    names = ("procedure", "optimizer", "dropout", "train", "train_layers", "lora", "lora_rank", "lora_alpha", "plan")
+    names = ("procedure", "optimizer", "dropout", "plan", *LEARNS)
     keywords: dict[str, Any] = {name: options[name] for name in names if options.get(name) is not None}
     batch = (options.get("batch_size") or 1) * (options.get("accumulate") or 1)
     lengths: dict[str, Any] = {name: options.get(name) for name in ("seq_len", "target_len")}

@@ -30,7 +30,7 @@ class _ModuleNode:
 
 @takes_request(
     "model * procedure price_book batch_size seq_len target_len optimizer dropout dtype context precision plan on "
-    "train train_layers lora lora_rank lora_alpha"
+    "train train_layers lora lora_rank lora_alpha dora"
 )
 def modules(request: Request) -> Picture:
     """Return the cost of a step by the modules of a table's lines, as a tree.

@@ -19,7 +19,7 @@ ADDRESSED = 2**32
 
 _STEP = (
     "model * procedure batch_size seq_len target_len optimizer dropout dtype precision plan train train_layers lora "
-    "lora_rank lora_alpha"
+    "lora_rank lora_alpha dora"
 )
 """The fields of a request that both views have."""
 

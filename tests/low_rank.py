@@ -34,7 +34,7 @@ class LowRank(torch.nn.Module):
 
 
 class Decomposed(LowRank):
-    """DoRA as peft d20332ed computes it (tuners/lora/dora.py): magnitudes of the adapted weight's columns, whose norm
+    """DoRA as peft 0.21.2 computes it (tuners/lora/dora.py): magnitudes of the adapted weight's columns, whose norm
     is detached; the weight of the path is made by products with an identity."""
 
     def __init__(self, *given):
@@ -54,8 +54,8 @@ class Decomposed(LowRank):
         return torch.linalg.norm(weight, dim=1).to(weight.dtype)
 
     def decomposed(self, x, base_result):
-        identity = torch.eye(self.A.weight.shape[1], dtype=x.dtype)
-        path = self.B(self.A(identity)).T
+        identity = torch.eye(self.A.weight.shape[1], dtype=self.A.weight.dtype)
+        path = self.B(self.A(identity)).T.to(x.dtype)
         weight = self._whole().to(x.dtype)
         norm = self.norm_of(weight, path.detach()).detach()
         scale = (self.M / norm).view(1, -1)

@@ -22,6 +22,7 @@ from learncost.models.parts import NamedParts
 from learncost.models.purposes import is_attention_softmax
 
 _MAGNITUDE = "lora_magnitude_vector"
+_HEADS = ("lm_head.decoder", "predictions.decoder", "embed_out")  # next to modules with "head" in their names
 _PATHS = ("lora_A", "lora_B", _MAGNITUDE)
 
 
@@ -218,7 +219,8 @@ class _WeightsReader:
         for path in paths:
             place = self.place(path.path)
             among = place[1] if place else [w for w in self.model.table.weights if w not in self.parts.in_blocks]
-            adapted = self.weights_of_path(path.path, among) or (("head",) if not place and _is_head(path.path) else ())
+            is_head = "head" in path.path.rpartition(".")[2] or path.path.endswith(_HEADS)
+            adapted = self.weights_of_path(path.path, among) or (("head",) if is_head and not place else ())
             if not adapted:
                 raise InputError(f"{path.path} has a low-rank path whose weight cannot be identified")
             for name in adapted:
@@ -249,11 +251,6 @@ class _WeightsReader:
                 raise InputError(
                     f"{name} has a low-rank path in different blocks than other weights, which is not supported"
                 )
-
-
-def _is_head(path: str) -> bool:
-    """Return whether a module is the output projection: lm_head, embed_out, or the decoder inside an lm_head."""
-    return "head" in path.rpartition(".")[2] or path.endswith(("lm_head.decoder", "predictions.decoder", "embed_out"))
 
 
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:

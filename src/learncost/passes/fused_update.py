@@ -256,17 +256,14 @@ def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) ->
         if not chain or _refusal(result, handed, line, chain):
             continue
         axes = line.left[0].loops
-        kernel = FusedKernel(names.of("_".join((KERNELS, *_op_names(chain)))), axes)
+        op_names = dict.fromkeys(member.op for member in chain if isinstance(member, Op))
+        kernel = FusedKernel(names.of("_".join((KERNELS, *op_names))), axes)
         together = [replace(member, meta=replace(member.meta, kernel=kernel)) for member in (line, *chain)]
         place = result.index(chain[-1])
         gone = {id(member) for member in (line, *chain)}
         after = [member for member in result[place + 1 :] if id(member) not in gone]
         result = [*(member for member in result[: place + 1] if id(member) not in gone), *together, *after]
     return tuple(result)
-
-
-def _op_names(chain: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line.op for line in chain if isinstance(line, Op)))
 
 
 def _no_gradient(line: Product) -> str:

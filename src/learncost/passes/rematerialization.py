@@ -48,7 +48,9 @@ def recomputed(table: Table, chosen: Callable[[Line], bool], whole: bool = False
     values, units = dict(table.values), _units_of(table, chosen)
 
     def again(first: tuple[Statement, ...], second: tuple[Statement, ...], inner: Values) -> Sequence[Statement]:
-        making = _Rematerialized(_units(first, units), defined(second))
+        # Units are single chosen lines, chosen loops, or all lines of a kernel.
+        chosen_units = [tuple(group) for group in groups(first, in_kernel) if any(map(units, group))]
+        making = _Rematerialized(chosen_units, defined(second))
         if whole:
             making.all()
         for line in second:
@@ -216,12 +218,6 @@ def collecting(lines: Sequence[Statement], left: Set[str], values: Mapping[str, 
         else line
         for line in lines
     )
-
-
-def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Statement, ...]]:
-    """Return the units of recomputation: single chosen lines, chosen loops, or all lines of a kernel."""
-    grouped = groups(lines, in_kernel)
-    return [tuple(group) for group in grouped if any(map(chosen, group))]
 
 
 @dataclass

@@ -168,7 +168,7 @@ class _LoraScope:
 
     def _decomposed(self, line: Line, weight: Term, base: Term, up: Term, a: Term, b: Term) -> list[Line]:
         """Return the lines of DoRA up to what is added to the product, in peft's order, with the norm of the adapted
-        weight's columns detached: Liu et al. 2024, equation (5) and section 4.3; peft d20332ed, tuners/lora/dora.py.
+        weight's columns detached: Liu et al. 2024, equation (5) and section 4.3; peft 0.21.2, tuners/lora/dora.py.
         """
         out = _out(weight, line.left[0])
         magnitude = Term(f"{b.name.removesuffix('.B')}.M", out)

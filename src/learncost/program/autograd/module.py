@@ -213,16 +213,16 @@ class Module:
 def _decomposed(
     x: TapeTensor, product: TapeTensor | None, weight: TapeTensor, path: Sequence[TapeTensor], low: int
 ) -> TapeTensor:
-    """Run peft's `DoraLinearLayer.forward` (d20332ed, tuners/lora/dora.py) on a product without its bias, which None
+    """Run peft's `DoraLinearLayer.forward` (0.21.2, tuners/lora/dora.py) on a product without its bias, which None
     computes again; the norm of the adapted weight has no gradient, and products with an identity make the weight.
     """
     a, b, magnitude = path
     features = weight.elements // magnitude.elements
     x.tape.read()
-    eye = x.tape.new(features**2, x.width, name="eye")
+    eye = x.tape.new(features**2, a.width, name="eye")
     inward, outward = (each.lowered().viewed_as(each.elements) for each in (a, b))
     middle = linear(eye, inward, a.elements)
-    change = linear(middle, outward, weight.elements)
+    change = linear(middle, outward, weight.elements).to(x.width)
     base = weight.decoded()
     base = base.viewed_as(base.elements).to(x.width)
     adapted = base + change * 2.0

@@ -598,8 +598,10 @@ def _unstaged(step: MemoryStep) -> str:
 
 def _outside(step: MemoryStep) -> str:
     """Return why autograd has no step of a model, procedure, type or device."""
-    if step.module == UserModule.name and (why := _otherwise(step)):
-        return why
+    if step.module == UserModule.name and step.recomputes:
+        return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
+    if step.module == UserModule.name and (why := why_not_runnable(step.model)):
+        return f"with --module itself {why}"
     if step.module != UserModule.name and (blocks := _blocks(step)) > DEEPEST:
         return f"supports up to {DEEPEST:,} blocks, not {blocks:,}"
     if step.kind.values not in TRAINED:
@@ -706,14 +708,6 @@ def _unhosted(step: MemoryStep) -> str:
     if not is_sharded(step) and (WEIGHTS in hosted or (GRADIENTS in hosted and step.over)):
         return f"supports {flag} only for fully sharded weights: give --mesh and --placement fsdp"
     return ""
-
-
-def _otherwise(step: MemoryStep) -> str:
-    """Return why an imported module cannot execute the step, as a verb phrase; "" if it can."""
-    if step.recomputes:
-        return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
-    why = why_not_runnable(step.model)
-    return f"with --module itself {why}" if why else ""
 
 
 ENGINES = (

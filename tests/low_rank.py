@@ -90,6 +90,34 @@ def adapt(module, ends, rank=8, alpha=16, layers=None, dropout=0.0, path=LowRank
     return module
 
 
+class Factors(torch.nn.Module):
+    """The low-rank path of experts' weights, merged into a copy of them as peft 0.21.2 does (`_LoraFactorsProxy`)."""
+
+    def __init__(self, weight, rank, scale):
+        super().__init__()
+        experts, rows, columns = weight.shape
+        self.A, self.B = (
+            torch.nn.Parameter(torch.randn(experts, *shape, dtype=weight.dtype) / 10)
+            for shape in ((rows, rank), (rank, columns))
+        )
+        self.scale = scale
+
+    def forward(self, weight):
+        return torch.baddbmm(weight, self.A, self.B, alpha=self.scale)
+
+
+def adapt_experts(module, names=("gate_up_proj", "down_proj"), rank=8, alpha=16):
+    """Every parameter frozen but a path beside the experts' weights."""
+    module.requires_grad_(False)
+    for submodule in [
+        each for each in module.modules() if isinstance(getattr(each, names[0], None), torch.nn.Parameter)
+    ]:
+        for name in names:
+            path = Factors(getattr(submodule, name), rank, alpha / rank)
+            torch.nn.utils.parametrize.register_parametrization(submodule, name, path, unsafe=True)
+    return module
+
+
 class _Coded(torch.autograd.Function):
     """bitsandbytes' `MatMul4Bit`: the weight is made of its codes in both directions; only codes are held."""
 

@@ -331,9 +331,13 @@ def test_paths_of_experts_are_those_of_merged_matrices():
             np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-12)
 
 
-def test_autograd_has_no_paths_of_experts():
-    with pytest.raises(lc.InputError, match="has no low-rank paths of experts"):
-        lc.memory("mixtral-8x7b", seq_len=16, lora="experts.down_proj", engine="eager")
+def test_paths_of_experts_that_peft_does_not_have_are_refused():
+    asked = {"model": "mixtral-8x7b", "seq_len": 16, "lora": "experts.down_proj", "engine": "eager"}
+    for more in ({"lora_dropout": 0.1}, {"module": "transformers-4"}, {"mesh": "tp=2"}):
+        with pytest.raises(lc.InputError, match="low-rank paths of experts, as peft, with module='transformers'"):
+            lc.memory(**asked, **more)
+    with pytest.raises(lc.InputError, match="cannot have DoRA"):
+        lc.memory(**asked, dora=True)
 
 
 def test_the_first_line_says_what_experts_are_stored_in():

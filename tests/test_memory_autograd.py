@@ -24,7 +24,7 @@ from learncost.program.autograd.step import run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.program import peak
 from learncost.reports.memory.engines import eager as autograd
-from low_rank import Decomposed, LowRank, blocks_of
+from low_rank import Decomposed, LowRank, adapt_experts, blocks_of
 from sampling import sampled
 from unrolled import unrolled
 
@@ -482,6 +482,18 @@ def test_the_predicted_peak_of_low_rank_paths_with_dropout_or_dora_is_that_of_th
         narrow(monkeypatch, model)
     case = model, "block", dtype, setting, "fused"
     predicted = example_module.predicted(*case, lora_dropout=dropout, dora=path is Decomposed)
+    peak = measured_peak(lambda: example_module.train(*case), predicted, 0.01)
+    assert predicted == pytest.approx(peak, rel=0.01)
+
+
+@pytest.mark.parametrize(("model", "dtype", "setting"), [("mixtral", "fp32", "lora"), ("qwen3_moe", "bf16", "both")])
+def test_the_predicted_peak_of_low_rank_paths_of_experts_is_that_of_the_allocator(monkeypatch, model, dtype, setting):
+    example_module = peaks()
+    monkeypatch.setattr(example_module, "adapt", lambda network, _: adapt_experts(network))
+    kind = replace(example_module.KINDS[model], lora="gate_up_proj,experts.down_proj")
+    monkeypatch.setitem(example_module.KINDS, model, kind)
+    case = model, "block", dtype, setting, "fused"
+    predicted = example_module.predicted(*case)
     peak = measured_peak(lambda: example_module.train(*case), predicted, 0.01)
     assert predicted == pytest.approx(peak, rel=0.01)
 

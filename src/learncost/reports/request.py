@@ -256,7 +256,9 @@ class Request:
         from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
 
         quantizes = kind is not None and kind.quantized is not None
-        return adaptation(*(getattr(self, name) for name in ADAPTING), quantizes)
+        return adaptation(
+            self.train, self.train_layers, self.lora, self.lora_rank, self.lora_alpha, self.dora, quantizes
+        )
 
     @property
     def tokens_in_page(self) -> int:

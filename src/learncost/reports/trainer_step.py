@@ -133,6 +133,8 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     engine = "eager" if over_mesh and by_eager and _needs_eager(step, precision) else None
     has_chunks = over_mesh and (step.pp or 1) > 1 and (step.chunks or 1) > 1
     own = step.module or ("transformers-reentrant" if again and step.reentrant else None)
+    parameters = (".".join(name.split(".")[-2:]) for name in (step.lora_parameters or "").split(","))
+    lora = ",".join(filter(None, (_targets(step.lora), *parameters))) or None
     keywords: dict[str, Any] = {
         "model": step.sizes if described else model or _model(step, reading),
         "batch_size": (1 if step.micro_batch_size is None else step.micro_batch_size)
@@ -158,9 +160,10 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
         "no_sync": step.no_sync or None if by_eager else None,
         "communication_buffers": step.communication_buffers if over_mesh else None,
         "plan": step.plan if (accumulate == 1 and not step.clip) or step.plan == NONE else None,
-        "lora": _targets(step.lora),
-        **({"lora_rank": step.lora_rank, "lora_alpha": step.lora_alpha, "dora": step.dora} if step.lora else {}),
-        "lora_dropout": (step.lora_dropout or None) if step.lora and by_eager else None,
+        "lora": lora,
+        "train": step.also_trained if lora else None,
+        **({"lora_rank": step.lora_rank, "lora_alpha": step.lora_alpha, "dora": step.dora} if lora else {}),
+        "lora_dropout": (step.lora_dropout or None) if lora and by_eager else None,
         "mesh": mesh or None,
         **(_placed(placement, mesh_of(asked or mesh, step.devices).names) if over_mesh else {}),
         **({"schedule": "interleaved", "chunks": step.chunks} if has_chunks else {}),

@@ -34,6 +34,7 @@ class Step:
     offload_activations       whether saved tensors are on the host up to the backward pass
     plan                      a plan of `learncost list plans`
     lora                      the modules with LoRA, or all-linear
+    lora_parameters           the parameters of experts with LoRA
     dora                      whether the columns of the adapted weights have trainable magnitudes
     lora_dropout              the dropout probability of what these read
     also_trained              modules that are trained next to LoRA
@@ -71,6 +72,7 @@ class Step:
     lora: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
+    lora_parameters: str | None = None
     dora: bool | None = None
     lora_dropout: float | None = None
     also_trained: str | None = None

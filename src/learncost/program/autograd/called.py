@@ -321,6 +321,7 @@ def _dropout(names: ScopeNames, call: Dropout, values: Values) -> TapeTensor:
 def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     """Run transformers' `grouped_mm_experts_forward`: tokens sorted by experts, grouped products, sorted back.
 
+    Low-rank paths are added to copies of the weights (peft 0.21.2, tuners/lora/layer.py: `ParamWrapper`).
     With scaled operands it is `Llama4TextMoe`: all experts have all tokens, which are zeros where they are not chosen.
     Python names hold the sorted tokens, and the biases of the last product, until the end.
     """
@@ -328,8 +329,13 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     shares = names.found(call.shares, values)
     order = tape.new(shares.elements, INTEGER)
     selected = count(call.outward.left[0].declared)
-    value, back = names.found(call.value, values), names.leaf(call.outward.right[1].name)
-    into = names.leaf(*(line.right[1].name for line in call.inward))
+    value, back, into = (
+        names.found(call.value, values),
+        *(
+            _with_path(names, [line.right[1].name for line in each], call.paths)
+            for each in ((call.outward,), call.inward)
+        ),
+    )
     if back.coded:  # linear modules, of which one at a time is dequantized
         every = count(names.axes[call.outward.right[1].name][:1])
         into, back = (replace(weight, elements=weight.elements // every) for weight in (into, back))
@@ -365,6 +371,15 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
         return result.viewed().sum(count(call.makes[0].declared)).to(width)
     finally:  # a recomputation may end inside
         tape.hold(rows, *biases)
+
+
+def _with_path(names: ScopeNames, weights: Sequence[str], paths: Mapping[str, tuple[str, str]]) -> TapeTensor:
+    """Return the weights of experts as one, with the product of A and B added by `baddbmm` if they have a path."""
+    weight, adapted = names.leaf(*weights), [paths[name] for name in weights if name in paths]
+    if not adapted:
+        return weight
+    a, b = names.leaf(adapted[0][0]), names.leaf(*(b for _, b in adapted))
+    return a.product(b, weight.elements)
 
 
 def _mixer(names: ScopeNames, call: Mixer, values: Values) -> TapeTensor:

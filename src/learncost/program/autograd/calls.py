@@ -6,11 +6,11 @@ that no line is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeGuard
 
-from learncost.ir.dataclass import dataclass
+from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.line import Line, Op, Product, Sum, is_sum_of_products
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.term import Literal, Term
@@ -131,6 +131,7 @@ class Experts(OperatorCall):
     scaled   whether the shares scale the experts' operand, in the first line, and not their results
     inward   products of the value with the experts' weights, which are one matrix
     outward  the product back to the model width; the lines between and after it are separate
+    paths    A and B of the low-rank paths that are merged into a weight
     """
 
     value: str
@@ -138,6 +139,7 @@ class Experts(OperatorCall):
     inward: tuple[Line, ...]
     outward: Line
     scaled: bool
+    paths: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,25 @@ def reads_experts(line: Line | Loop) -> str:
     return line.right[1].name if is_sum_of_products(line) and line.right[1].indexed else ""
 
 
+def _merged(lines: Sequence[Statement]) -> tuple[Sequence[Statement], dict[str, tuple[str, str]]]:
+    """Return the lines with low-rank paths of experts in their weights, as peft merges them, and A and B by weight."""
+    made = {name: line for line in lines if isinstance(line, Line) for name in line.makes}
+    paths: dict[str, tuple[str, str]] = {}
+    changed: dict[str, Line | None] = {}
+    for line in made.values():
+        if not isinstance(line, Sum) or line.meta.layer != "lora":
+            continue
+        base, scaled = (made.get(term.name) for term in line.right)
+        up = made.get(scaled.right[0].name) if scaled else None
+        if base and scaled and up and reads_experts(base) and reads_experts(up):
+            low = made[up.right[0].name]
+            paths[reads_experts(base)] = reads_experts(low), reads_experts(up)
+            changed |= {low.name: None, up.name: None, scaled.name: None, line.name: None}
+            changed[base.name] = replace(base, left=line.left)
+    kept = (changed.get(line.name, line) if isinstance(line, Line) else line for line in lines)
+    return [line for line in kept if line] if paths else lines, paths
+
+
 class CallScope:
     """The calls of the lines of one scope.
 
@@ -202,6 +223,7 @@ class CallScope:
         joins: Joins,
         gathers: bool,
     ) -> None:
+        lines, self.paths = _merged(lines)
         self.lines, self.weights, self.drawn, self.wanted = lines, weights, drawn, outputs
         self.joins, self.gathers = joins, gathers
         self.values = {term.name for line in lines if isinstance(line, Line) for term in line.right} - set(weights)
@@ -339,7 +361,7 @@ class CallScope:
 
     def _decomposed(self, line: Line, value: str) -> dict[str, Line]:
         """Return the lines of DoRA by their parts, the sum with the product last; empty for any other product."""
-        waiting = [
+        waiting: list[Line] = [
             each for each in self.readers.get(line.name, ()) if isinstance(each, Sum) and each.meta.layer == "lora"
         ]
         parts: dict[str, Line] = {}
@@ -495,7 +517,8 @@ class CallScope:
                 others = (term.name for term in candidate.right if isinstance(term, Term))
                 shares = next((name for name in others if name not in made_inside), line.right[0].name)
                 value = line.right[1].name if scaled else value
-                return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward, scaled)
+                given = value, shares, tuple(inward), outward, scaled, self.paths
+                return Experts((*lines, candidate), candidate.left[:1], *given)
             lines.append(candidate)
             made_inside |= set(candidate.makes)
         return None

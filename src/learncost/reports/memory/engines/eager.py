@@ -12,7 +12,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.precision import BYTES, without_autocast
-from learncost.ir.term import Term
 from learncost.liveness import LiveInterval, ProgramPoint
 from learncost.models.model import Model, run_sizes
 from learncost.models.module import module_of, trains_other_weights, why_not_runnable
@@ -610,9 +609,11 @@ def _outside(step: MemoryStep) -> str:
         return "does not support --flash-size"
     if step.kind.saved or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
-    paths = (term for line, _ in walk(step.forward.lines) if line.meta.layer == "lora" for term in line.right)
-    if any(isinstance(term, Term) and term.indexed and term.name.partition("@")[0].endswith(".B") for term in paths):
-        return "has no low-rank paths of experts, which peft adds to copies of their weights"
+    apart = step.is_parallel or module_named(step.module).linear_experts or step.eager.drops_paths
+    if apart and any(line.meta.layer == "lora" and reads_experts(line) for line, _ in walk(step.forward.lines)):
+        return (
+            "has low-rank paths of experts, as peft, with --module transformers and without --lora-dropout, tp and ep"
+        )
     if not procedure(step.procedure).differentiates:
         return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""

@@ -566,7 +566,7 @@ def _unwrapped(step: MemoryStep) -> str:
         return "does not support recurrences with parallel tensors: use --engine graph"
     classes = [axis for line, _ in walk(step.forward.lines) if is_log_softmax(line) for axis in line.axes]
     if step.is_parallel and (_loss(step) or step.eager.task) and any("/" in axis for axis in classes):
-        return "supports a head sharded over the vocabulary only with the module's own loss, without --loss and --task"
+        return "computes --loss and --task of heads that no axis splits by vocabulary: give --place 'h g f over tp'"
     wrapping = _wrapping(step) or Wrapping(1, 0, 0)
     if step.stages and (why := _unstaged(step)):
         return f"does not support {why} in stages of a pipeline: use a mesh without pp"

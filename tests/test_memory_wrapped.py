@@ -365,7 +365,7 @@ def test_a_reference_model_is_sharded_as_the_model_that_learns(dtype, checkpoint
         ({"mesh": "dp=2", "place": "B over dp, * over dp of gradients"}, "no wrapper that shards only gradients"),
         (
             {"mesh": "tp=2", "loss": "liger", "vocab_size": 50000},
-            "a head sharded over the vocabulary only with the module's",
+            "of heads that no axis splits by vocabulary: give place 'h g f over tp'",
         ),
         ({"mesh": "pp=2", "schedule": "zb-h1", "accumulate": 2, "batch_size": 2}, "does not support weight updates"),
         ({"mesh": "dp=2", "placement": "ddp", "no_sync": True}, "supports no_sync only for fully sharded weights"),

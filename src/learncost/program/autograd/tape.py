@@ -477,6 +477,7 @@ class Tape:
             gradient = results[number]
             results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
             self._wait(results[number])
+        self.hold(*gradients)  # `call_function` has them until their results are validated
         if not again:  # the hook that unpacks a recomputed tensor no longer holds it
             self.hold(*node.saved)
         for place, gradient in zip(reversed(node.operands), reversed(results), strict=True):

@@ -124,6 +124,47 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
     assert ("buckets" in predicted_memory.split) == (placement == "ddp")
 
 
+class Checkpointed(torch.nn.Module):
+    """A reentrant checkpoint around a module, as transformers before 4.53 had it around FSDP's wrapper of a block."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden, **keywords):
+        return checkpoint(partial(self.block, **keywords), hidden, use_reentrant=True)
+
+
+def test_hooks_of_frozen_blocks_keep_what_reentrant_checkpoints_detach():
+    transformers = pytest.importorskip("transformers")
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    keys = KEYS["llama"] | {"num_hidden_layers": 6, "vocab_size": 64}
+    tokens = torch.randint(0, 64, (2, 512))
+
+    def run():
+        module = transformers.LlamaForCausalLM(transformers.AutoConfig.for_model("llama", **keys)).train()
+        module.config.use_cache = False
+        for number, block in enumerate(module.model.layers):
+            wrapped = FullyShardedDataParallel(block.requires_grad_(False), device_id=torch.device("cpu"))
+            module.model.layers[number] = Checkpointed(wrapped)
+        called = FullyShardedDataParallel(module, device_id=torch.device("cpu"))
+        steps = torch.optim.AdamW([each for each in called.parameters() if each.requires_grad])
+        for _ in range(2):
+            steps.zero_grad()
+            called(input_ids=tokens, labels=tokens).loss.backward()
+            steps.step()
+
+    configuration = configure("-", {}, io.StringIO(json.dumps({"model_type": "llama", **keys})))
+    asked = {"mesh": "dp=2", "batch_size": 4, "seq_len": 512, "train": "embeddings,head", "engine": "eager"}
+    asked |= {"optimizer": "adamw", "module": "transformers-4"}
+    kept, freed = (lc.memory(configuration, "recompute", placement=each, **asked).peak for each in ("fsdp", "zero-3"))
+    with one_of({"dp": 2}, False):
+        most = apart(run)[1]
+    assert kept == pytest.approx(most, rel=0.01)
+    assert freed < 0.92 * most
+
+
 def parallel(layers, sequences):
     """The plan of `parallelize_module` for a Llama, with sequences sharded between blocks or not."""
     from torch.distributed.tensor import Replicate, Shard

@@ -138,7 +138,7 @@ class Module:
     caches = True
     of_family = False
     stable = False
-    linear_experts = False
+    linear_experts = hooked_again = False
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
@@ -357,13 +357,14 @@ class Reentrant(Transformers):
 
 
 class Transformers4(Reentrant):
-    """transformers' own code before 4.50: checkpoints are reentrant, logits are shifted in a copy (4.48,
-    loss/loss_utils.py), and experts are linear modules, one after the other (4.48, modeling_mixtral.py).
+    """transformers' own code before 4.50: checkpoints are reentrant and around FSDP's wrapper of a block, logits are
+    shifted in a copy (4.48, loss/loss_utils.py), and experts are linear modules, one after the other (4.48,
+    modeling_mixtral.py).
     """
 
     name = "transformers-4"
     summary = f"{Reentrant.summary} (transformers before 4.50: shifted logits are a copy, experts are linear modules)"
-    linear_experts = True
+    linear_experts = hooked_again = True
 
     def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:
         logits = scores.in_float() if self.upcast else scores

@@ -133,6 +133,7 @@ class Tape:
         self._summed: dict[TapeNode, TapeTensor] = {}
         self._readers: Counter[TapeNode] = Counter()
         self._waiting: Counter[int] = Counter()  # gradients that no node has read yet, by their buffers
+        self.keeps_inputs, self._kept_inputs = False, list[TapeTensor]()  # of checkpoints (`Wrapping.keeps_inputs`)
 
     def new(self, elements: int, width: int = 0, transposed: bool = False, name: str = "") -> TapeTensor:
         """Run a kernel, which allocates its result; `name` is its operator's, by default that of the node that runs."""
@@ -374,6 +375,9 @@ class Tape:
             self.hold(*detached, *again)  # CheckpointFunction.backward has them to its end
             self.nodes, self.label = before, label
             made = [value.node.gradients[0] if value.node else None for value in detached]
+            if self.keeps_inputs:
+                self._kept_inputs += [each for each in (*detached, *made) if each]
+                return made
             for each in made:
                 self._wait(each, -1)
             return made
@@ -427,6 +431,8 @@ class Tape:
                 self._wait(seed)
         self.builder.phase = BACKWARD
         self._backward()
+        self.hold(*self._kept_inputs)
+        self._kept_inputs.clear()
         self._name = ""
 
     def _backward(self) -> None:

@@ -42,6 +42,9 @@ class Wrapping:
     staged   whether weights stay gathered from the first pass to the last, as in stages of a pipeline
     divides  under DDP, whether each device updates a part of the weights (ZeroRedundancyOptimizer)
     syncs    whether gradients are reduced behind every microbatch, and not behind the last alone (`no_sync`)
+    keeps_inputs  whether the inputs of blocks and their gradients stay to the end of the backward pass: FSDP 1's hooks
+             of frozen weights hold the leaves that reentrant checkpoints around a wrapped block make of its inputs
+             (torch/distributed/fsdp/_runtime_utils.py: _register_post_backward_reshard_only_hook)
     """
 
     parts: int
@@ -51,6 +54,7 @@ class Wrapping:
     syncs: bool = True
     divides: bool = False
     staged: bool = False
+    keeps_inputs: bool = False
 
     @property
     def summary(self) -> str:
@@ -61,6 +65,7 @@ class Wrapping:
             return f"DistributedDataParallel, whose buckets are {buckets}{states}"
         kept = "" if self.reshards else ", with reshard_after_forward=False"
         kept += "" if self.syncs else ", which reduces gradients only after the last microbatch"
+        kept += ", whose hooks keep the inputs of blocks and their gradients, as FSDP 1" if self.keeps_inputs else ""
         return f"fully_shard of every block and of the whole module{kept}, with shards exact to the element"
 
     def part(self, elements: int) -> int:
@@ -91,6 +96,7 @@ class Sharded:
     def __init__(self, tape: Tape, wrapping: Wrapping, width: int, hosted: Collection[str] = ()) -> None:
         self.tape, self.wrapping, self.width, self.hosted = tape, wrapping, width, hosted
         tape.is_sharded = wrapping.syncs or wrapping.reduced != width
+        tape.keeps_inputs = wrapping.keeps_inputs
         self.reduces = True
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []

@@ -115,7 +115,9 @@ def _wrapping(step: MemoryStep) -> Wrapping | None:
     stored, reduced = 0 if kind.master else kind.weight, kind.master or kind.weight
     staged = bool(step.stages)  # as torch.distributed.pipelining and torchtitan do
     reshards, syncs = name != "zero-2" and not staged, not (step.eager.no_sync or staged)
-    return Wrapping(parts, stored, reduced, reshards, syncs, staged=staged)
+    by_pytorch = step.mesh and "zero-3" not in str(step.mesh[0].placement).split(",")
+    keeps = bool(by_pytorch and step.frozen and module_named(step.module).hooked_again)
+    return Wrapping(parts, stored, reduced, reshards, syncs, staged=staged, keeps_inputs=keeps)
 
 
 def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:

@@ -110,10 +110,10 @@ class Sharded:
             self._groups[key] = ParameterGroup(padded)
         return self._groups[key]
 
-    def _message(self, size: int) -> int:
-        """Return a new bucket."""
+    def _message(self, size: int, name: str = "c10d::allgather_") -> int:
+        """Return a new bucket, which an op fills."""
         buffer = self.tape.builder.make(size, MESSAGES, MESSAGES)
-        self.tape.builder.run("c10d::allgather_", label=MESSAGES)
+        self.tape.builder.run(name, label=MESSAGES)
         self.tape.builder.hold(buffer)
         return buffer
 
@@ -179,7 +179,7 @@ class Sharded:
             return
         parts = [self.wrapping.part(gradient.elements) for gradient in whole.values()]
         elements = sum(parts)
-        self._scattered = self._message(elements * self.wrapping.parts * width)
+        self._scattered = self._message(elements * self.wrapping.parts * width, "fsdp::chunk_cat")
         self.tape.hold(*whole.values())
         reduced = Storage(self.tape.builder.make(elements * width, GRADIENTS))
         self.tape.builder.run("c10d::reduce_scatter_")

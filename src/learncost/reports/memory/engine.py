@@ -60,6 +60,7 @@ class MemoryUse:
     buffers  the most bytes that kernel libraries additionally allocate; None: unknown
     host   bytes in the memory of the host, of what is offloaded
     moved  bytes that a step copies to the host, and back
+    reserved  returns what PyTorch's allocator reserves, with expandable segments or without; None: it is not simulated
     unfit  why it does not fit the regions of a device's RAM; empty if it fits, or no regions are known
     """
 
@@ -76,6 +77,7 @@ class MemoryUse:
     buffers: int | None = None
     host: int = 0
     moved: tuple[int, int] = (0, 0)
+    reserved: Callable[[bool], int] | None = None
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,22 @@ class Memory(AtLength, FigureAnswer):
     _where: str = field(default="", metadata=HIDDEN)  # the remark that the device is one of several
     _reserves: bool = field(default=False, metadata=HIDDEN)  # whether the budget is a device's memory without a reserve
     _positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
+    _segments: Callable[[bool], int] | None = field(default=None, compare=False, metadata=HIDDEN)
+
+    def reserved(self, expandable: bool = False) -> int | None:
+        """Return the bytes of the segments that PyTorch's CUDA allocator reserves for the step.
+
+        Parameters
+        ----------
+        expandable
+            Whether `expandable_segments` is True, as torchtitan and axolotl set it.
+
+        Returns
+        -------
+        int or None
+            The bytes; None where the allocator is not simulated: of other engines than eager, and of a CPU.
+        """
+        return self._segments(expandable) if self._segments else None
 
     @property
     def nothing_fits(self) -> bool:
@@ -464,6 +480,7 @@ def memory_on(chosen: ChosenEngine) -> Memory:
         over=step.over,
         _sample=step.model.sample,
         _positions=step.model.positions,
+        _segments=needs.reserved,
         _length_note=step.run.length_note,
         plan=chosen.plan,
         peak=needs.bytes,

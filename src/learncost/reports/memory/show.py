@@ -202,6 +202,11 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         where = f"in the backward pass of {at.line.removesuffix(', backward')}"
     notes = [f"The peak occurs {where}."] if at.line else []
     notes += [reserved] if (reserved := _reserved(memory)) else []
+    if memory.budget is not None and (segments := memory.reserved()) is not None:
+        expandable = size_of(memory.reserved(expandable=True) or 0)
+        notes.append(
+            f"PyTorch's allocator reserves {size_of(segments)} for it, and {expandable} with expandable_segments:True."
+        )
     if memory.updates:
         notes.append(str(memory.updates))
     if memory.trained != "all" and memory.optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from operator import le
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ from learncost.program.program import (
     most_on_host,
     peak,
 )
+from learncost.program.segments import reserved
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
 from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
 from learncost.reports.request import COMPILED, CPU, GPU
@@ -496,7 +498,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     rules, host = _rules(step), most_on_host(program)
     given = most.bytes, moment, split, there, lines, text
     moved = _moved(step, sizes, program) if step.eager.hosted else (0, 0)
-    return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved)
+    segments = partial(reserved, program) if program.device == GPU else None
+    return MemoryUse(*given, rules=rules, buffers=buffers, host=host, moved=moved, reserved=segments)
 
 
 def _moved(step: MemoryStep, sizes: Mapping[str, int], program: Program) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from learncost.program.autograd.state import OtherModel, StepOptions
 from learncost.program.autograd.step import Chunk, StepPass, run_step
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
+from learncost.program.caching_allocator import reserved
 from learncost.program.optimizer_step import CLASSES, OptimizerStep, default_implementation
 from learncost.program.program import (
     ACTIVATIONS,
@@ -42,7 +43,6 @@ from learncost.program.program import (
     most_on_host,
     peak,
 )
-from learncost.program.segments import reserved
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, curve_of, grouped
 from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
 from learncost.reports.request import COMPILED, CPU, GPU

@@ -227,6 +227,15 @@ def test_checkpoints_of_fewer_blocks_take_as_much_less_time_over_a_mesh(mesh):
     assert again[2] < again[1]
 
 
+@pytest.mark.parametrize(("mesh", "masks"), [("tp=2", 2 * 2 + 1), ("pp=2", 2)])
+def test_dropout_masks_are_called_so_and_not_other_microbatches(mesh, masks):
+    """A byte of an element of both residual sums of a block and of the embedding; the last stage has one block."""
+    asked = {"mesh": mesh, "batch_size": 2, "seq_len": 16, "n_layer": 2, "n_embd": 64, "n_head": 2, "dropout": 0.1}
+    found = {array.name: array.bytes for array in lc.memory("gpt2", **asked).live_at_peak}
+    assert found["dropout masks"] == 64 * 16 * masks
+    assert "microbatches in flight" not in found
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved"])
 def test_memory_of_a_pipeline_is_that_of_its_fullest_stage(schedule, capsys):
     asked = {**PIPELINES, "placement": "pp,zero-1", "schedule": schedule, "batch_size": 16}

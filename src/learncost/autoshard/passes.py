@@ -267,16 +267,20 @@ class MicrobatchPasses:
         for letter, level in most.items():
             if rows := [row for row, moment in enumerate(alive.moments) if moment.letter == letter]:
                 most[letter] = np.maximum(level, levels[rows].max(axis=0))
-        masks = sum(
-            Polynomial.of(self.step.placed.table.axes[name]).at(part_sizes)
+        masks = self.masks(part_sizes, part)
+        return StageActivations(saved + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
+
+    def masks(self, sizes: Mapping[str, Any], part: StagePart) -> Any:
+        """Return the bytes of a stage's dropout masks at its sizes, one per element."""
+        return sum(
+            Polynomial.of(self.step.placed.table.axes[name]).at(sizes)
             for name, segment in self._masks.items()
             if self.step.within((segment,), part)
         )
-        return StageActivations(saved + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
 
     @cached_property
     def _masks(self) -> dict[str, int]:
-        """Return the dropout masks, one byte per element, with the segment that reads them.
+        """Return the dropout masks with the segment that reads them.
 
         A mask that recomputed lines read is drawn again from the seed and not saved.
         """

@@ -10,7 +10,7 @@ from typing import Any
 from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, map_loops, repeats, walk
+from learncost.ir.loop import map_loops, repeats, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
@@ -161,7 +161,10 @@ class ShardedStep:
         placed = place(
             self.whole, self.two, self.config.clauses, self.sizes, like=self.specs.like, plan=self.config.plan
         )
-        return replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring)))
+        lines = map_loops(
+            placed.table.lines, lambda loop: replace(loop, count=ring_steps(loop.around)) if loop.around else loop
+        )
+        return replace(placed, table=replace(placed.table, lines=lines))
 
     @property
     def kind(self) -> Precision:
@@ -256,11 +259,6 @@ def _padded(model: Model, clauses: Sequence[Clause], mesh: Mesh, sizes: Mapping[
 def ring_steps(mesh_axis: str) -> str:
     """Return the name in sizes of a ring's iterations: one fewer than its devices."""
     return f"{mesh_axis}-1"
-
-
-def _of_any_ring(loop: Loop) -> Loop:
-    """Return a loop of lines that are sharded over two devices, with named ring iterations."""
-    return replace(loop, count=ring_steps(loop.around)) if loop.around else loop
 
 
 class FilledSizes(dict[str, Any]):

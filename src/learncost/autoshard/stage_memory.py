@@ -25,8 +25,6 @@ from learncost.liveness import (
 )
 from learncost.program.lifetimes import ScheduledArray
 
-IN_FLIGHT = "microbatches in flight"
-
 
 def kind_of(account: MeshAccount, array: LiveArray | LiveInterval) -> str:
     """Return what an array is, in the words of `SPLIT`."""
@@ -63,15 +61,20 @@ class StageMemory:
 
     @property
     def in_flight(self) -> int:
-        """Return the bytes of other microbatches and other stages of the device, and of dropout masks."""
-        return self.stage.activations - self.levels[self.worst]
+        """Return the bytes of other microbatches and other stages of the device."""
+        return self.stage.activations - self.levels[self.worst] - self.masks
+
+    @cached_property
+    def masks(self) -> int:
+        """Return the bytes of the microbatch's dropout masks, which a weight update does not read."""
+        return 0 if self.stage.at_peak.letter == "W" else int(self.account.passes.masks(self.sizes, self.part))
 
     @cached_property
     def split(self) -> dict[str, int]:
         """Return the peak by what it holds."""
         static, result = self.stage.static, dict.fromkeys(SPLIT, 0)
         result |= {"weights": static.weights, "master weights": static.masters, "gradients": static.gradients}
-        result |= {"optimizer state": static.states, "activations": self.in_flight}
+        result |= {"optimizer state": static.states, "activations": self.in_flight + self.masks}
         result |= {BUFFERS: static.communication_buffers} if static.communication_buffers else {}
         result["workspace"] += self.stage.workspace
         for array in self._at_peak:
@@ -107,7 +110,8 @@ class StageMemory:
             "master weights": (static.masters, "master weights"),
             "gradients": (static.gradients, "gradients"),
             BUFFERS: (static.communication_buffers, BUFFERS),
-            IN_FLIGHT: (self.in_flight, "activations"),
+            "dropout masks": (self.masks, "activations"),
+            "microbatches in flight": (self.in_flight, "activations"),
             "workspace": (self.stage.workspace, "workspace"),
         }
         return {name: (size, part) for name, (size, part) in several.items() if size}

@@ -80,6 +80,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --colour red", "unknown flag '--colour'"),
         ("cost gpt2 --x.y 3", "unknown flag '--x.y'"),
         ("cost gpt2 -q 3", "unknown flag"),
+        ("cost gpt2 -seq-len 3", "unknown flag '-seq-len': type --seq-len"),
         ("cost gpt2 --json=3", "--json"),
         ("cost gpt2 --json --format csv", "--json contradicts --format csv"),
         ("cost gpt2 --format yaml", "format must be one of table, json"),
@@ -641,7 +642,7 @@ def test_every_answer_is_written_to_a_file_in_every_format(line, tmp_path, capsy
 
 def test_a_file_that_cannot_be_written(tmp_path, capsys):
     for name in (".", "no/answer"):
-        assert "cannot be written" in refused(["errata", "--output", str(tmp_path / name)], capsys)
+        assert "cannot write" in refused(["errata", "--output", str(tmp_path / name)], capsys)
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_the_numbers_keep_their_type(backend):
         ("emit gpt2 --hiden-size 8", "did you mean '--hidden-size'"),
         ("emit gpt2 --optimizer adam", "the nearest is 'adamw'"),
         ("emit nothing.table", "nothing.table cannot be read"),
-        ("emit norm --output no/such/folder.py", "cannot be written: there is no folder no/such"),
+        ("emit norm --output no/such/folder.py", "no/such/folder.py: there is no folder no/such"),
     ],
 )
 def test_what_is_wrong_is_one_line(line, message, capsys):

@@ -313,8 +313,10 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if flags_given.get("export") is not None and not path:
         raise InputError("--export requires the file to write: -o FILE")
-    if path and not Path(path).absolute().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if path:
+        from learncost.models.storage import check_folder, write_text  # imported where used, for a fast start
+
+        check_folder(Path(path))
     if arguments and isinstance(arguments[0], tuple):  # trainers' files, which are one model
         from learncost.cli.typed import reading_files
         from learncost.trainer_files.reading import TrainerFiles
@@ -336,14 +338,14 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         return exported.written(path)
     if path and hasattr(answer, "files"):
         for each, text in answer.files(Path(path)).items():
-            _save(each, text)
+            write_text(each, text.removesuffix("\n") + "\n")
         return GOOD
     if chosen_format != "table" or path:
         answer = _WrittenAnswer(
             answer if isinstance(answer, str) else answer.show(chosen_format), getattr(answer, "exit_code", GOOD)
         )
     if path:
-        _save(Path(path), str(answer))
+        write_text(Path(path), str(answer).removesuffix("\n") + "\n")
         return answer.exit_code
     return _Plotted(answer, getattr(answer, "exit_code", GOOD)) if plots and chosen_format == "table" else answer
 
@@ -434,13 +436,6 @@ def _format(formats: Sequence[str], format: str = "table", json: bool = False, o
     if json and chosen_format not in ("table", "json"):
         raise InputError(f"--json contradicts --format {format}")
     return "json" if json else chosen_format
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _no_command(name: str) -> str:

@@ -13,7 +13,7 @@ from learncost.interrupt import stop_requested
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
-from learncost.models.storage import write_json
+from learncost.models.storage import check_folder, write_json
 from learncost.procedures.optimizer import check_renews
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
@@ -145,8 +145,8 @@ def contest(
     if request.price_book not in BOOKS:
         book = shown(request.price_book)
         raise InputError(f"price-book must be one of {', '.join(BOOKS)}, which count executed operations, not {book}")
-    if out is not None and not Path(out).parent.is_dir():
-        raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
+    if out is not None:
+        check_folder(Path(out))
 
     def write(contest_run: Contest) -> None:
         if out is not None:

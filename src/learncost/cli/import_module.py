@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from learncost.cli.typed import reading
 from learncost.importer.files.reading import evaluation, imported, say
@@ -15,7 +14,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.files import NOTATION
-from learncost.models.storage import path_of, written
+from learncost.models.storage import path_of, write_text
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 
@@ -34,11 +33,8 @@ class ImportedFile(Readable):
         training = self.made.text.partition(f"\n{EVALUATION}\n")[0]
         lines = sum(1 for line in training.splitlines() if " = " in line)
         count = parameters(self.made.table).with_sizes(self.made.sizes) + Polynomial.of((), self.made.unread)
-        return f"{self.path}: {self.made.name}, {lines:,} lines, {_shown(count)} parameters"
-
-
-def _shown(count: Any) -> str:
-    return f"{count.terms[()]:,}" if set(count.terms) == {()} else str(count)
+        shown = f"{count.terms[()]:,}" if set(count.terms) == {()} else str(count)
+        return f"{self.path}: {self.made.name}, {lines:,} lines, {shown} parameters"
 
 
 @question()
@@ -90,6 +86,5 @@ def import_module(
     text += f"{EVALUATION}\n{evaluates.strip()}\n" if evaluates else ""
     made = layer(text)  # before anything is written
     if path is not None:
-        with written(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
     return ImportedFile(text, path, made)

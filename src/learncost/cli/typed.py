@@ -113,6 +113,8 @@ def _check_size(command: str, name: str, value: str, spellings: Sequence[str], o
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
     if RETIRED["flag"].get(name) in spellings:
         raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
+    if f"-{name}" in spellings:
+        raise InputError(f"unknown flag {shown(name)}: type -{name}")
     spelling = name.removeprefix("--").replace("_", "-").lower()
     for row in FLAGS.values():
         if (meant := row.others.get(spelling)) and meant.split()[0] in spellings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from learncost.ir.dataclass import asdict, dataclass
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
+from learncost.models.storage import cannot_write, write_text
 from learncost.timing.rates import ORIENTATIONS, MatmulGrid, RateCurve, Rates
 
 SCHEMA = 1
@@ -52,19 +52,12 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    """Write a text to a file atomically. Raises `InputError` where it cannot be written."""
-    temporary = ""
+    """Write a text to a file atomically, and its folders. Raises `InputError` where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".json", delete=False) as file:
-            temporary = file.name
-            file.write(text + "\n")
-        os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise InputError(f"{shown(str(path))} cannot be written: {getattr(error, 'strerror', error)}") from None
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    write_text(path, text + "\n")
 
 
 def load(path: Path) -> Calibration:

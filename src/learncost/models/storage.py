@@ -42,22 +42,31 @@ NO_ADVICE = WriteAdvice()
 def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
     """Return the path of a trace or a figure. Raises InputError for an unsupported suffix or a missing folder."""
     file = Path(path)
-    if file.suffix not in endings:
+    if file.suffix.lower() not in endings:
         names = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
         raise InputError(f"a {what} ends in {names}, not {shown(str(path))}")
-    if not file.absolute().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {file.parent}")
+    check_folder(file)
     return file
+
+
+def check_folder(path: Path) -> None:
+    """Raise `InputError` for a file that cannot be written because its folder is missing, or it is a folder itself."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise cannot_write(path, OSError(errno.EISDIR if path.is_dir() else errno.ENOENT, ""))
 
 
 @contextmanager
 def written(path: Path, advice: WriteAdvice = NO_ADVICE) -> Iterator[Path]:
-    """Yield a temporary path, whose file replaces `path` after it has been written to disk.
+    """Yield a temporary path, whose file replaces `path` after it has been written to disk; a device is itself written.
 
     Raises InputError, and leaves `path` unchanged, if writing fails.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # such as /dev/stdout
+            yield path
+            return
+        path = path.resolve()  # of a link, the file
+        temporary = path.with_name(path.name + TEMPORARY)
         try:
             yield temporary
             _to_disk(temporary)
@@ -100,6 +109,8 @@ def _reason(path: Path, error: OSError) -> str:
         obstacle = next((file for file in (path, *path.parents) if file.is_file()), None)
         if obstacle is not None:
             return f"{obstacle} is a file, not a folder"
+    if error.errno == errno.ENOENT:
+        return f"there is no folder {path.parent}"
     if error.errno == errno.EISDIR:
         return "there is a folder of this name"
     return error.strerror or str(error)

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError, imported, shown, to_install
-from learncost.models.storage import written
+from learncost.ir.errors import InputError, imported, to_install
+from learncost.models.storage import path_of, written
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep
@@ -25,20 +25,15 @@ _INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """Return the output path after checking its suffix, folder and library, before anything is computed."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{shown(str(target))} must end in .csv or .parquet")
+    target = path_of("sweep", SUFFIXES, Path(path))
     if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
         raise InputError(f"Parquet needs polars: {to_install('sweep')}; or write a .csv")
-    if target.is_dir() or not target.resolve().parent.is_dir():
-        fault = "is a folder" if target.is_dir() else "is in a folder that does not exist"
-        raise InputError(f"cannot write {shown(str(target))}: it {fault}")
     return target
 
 
 def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
     """Write a sweep to a .csv or .parquet file. An existing one is replaced only by a complete one."""
-    with written(check_path(path).resolve()) as partial:
+    with written(check_path(path)) as partial:
         try:
             if str(path).lower().endswith(".parquet"):
                 frame(sweep).write_parquet(partial)

@@ -11,7 +11,7 @@ from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
-from learncost.models.storage import written
+from learncost.models.storage import write_text
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.request import ON_DEVICE, Request, takes_request
 from learncost.reports.sheet import Readable, wrapped
@@ -146,8 +146,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
         )
     path = None if output is None else Path(output)
     if path is not None:
-        with written(path) as temporary:
-            temporary.write_text(html, encoding="utf-8")
+        write_text(path, html)
     procedures = tuple(dict.fromkeys(each["summary"]["procedure"] for each in documents))
     named = dict.fromkeys(each["asked"]["model"] for each in documents)
     return Report(html, path, tuple(named), procedures, tuple(refused))

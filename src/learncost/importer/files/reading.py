@@ -26,7 +26,7 @@ from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.argument import preset
 from learncost.models.configuration import Configuration
 from learncost.models.files import read_path, user_folder
-from learncost.models.storage import written
+from learncost.models.storage import write_text
 from learncost.program.interpolated import Interpolated
 from learncost.program.program import CUDA, WEIGHTS, Program, StepRequest, Steps
 
@@ -111,8 +111,7 @@ class CachePlace:
         record = {"files": digests, "notices": table.notices, "text": table.text, "digest": _text_digest(table.text)}
         with suppress(OSError, InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with written(self.path) as temporary:
-                temporary.write_text(json.dumps(record), encoding="utf-8")
+            write_text(self.path, json.dumps(record))
 
 
 LARGE = 2**24
@@ -297,8 +296,7 @@ def preset_steps(configuration: Configuration, parameters: int) -> Steps:
     text = json.dumps(values)
     file = user_folder("presets") / f"{configuration.name}-{_text_digest(text)[:16]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(file, text)
     record = steps(Target(file, ""), FileOptions())
 
     def recorded(sizes: Mapping[str, int], request: StepRequest) -> Program:

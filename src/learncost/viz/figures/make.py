@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.ir.errors import InputError, imported, shown
-from learncost.models.storage import written
+from learncost.models.storage import write_text, written
 from learncost.reports.sheet import csv_of
 from learncost.viz.figures import figure_row
 from learncost.viz.figures.panel import Panel
@@ -152,6 +152,5 @@ def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple
     }
     table_path, data_path = _data_paths(path)
     for target, content in ((table_path, text), (data_path, json.dumps(everything, indent=2) + "\n")):
-        with written(target) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+        write_text(target, content)
     return table_path, data_path

@@ -40,6 +40,18 @@ def test_a_layer_is_a_text():
         lc.layer(3)
 
 
+@pytest.mark.parametrize("name", ["procedure", "plan", "mesh", "engine", "optimizer"])
+def test_a_flag_that_is_no_text_is_refused_and_none_is_its_default(name):
+    with pytest.raises(lc.InputError, match=f"{name} must be a text, not 3"):
+        lc.memory("gpt2", **{name: 3})
+    assert lc.memory("gpt2", n_layer=1, **{name: None}).peak == lc.memory("gpt2", n_layer=1).peak
+
+
+def test_a_list_of_names_is_a_text_with_commas():
+    totals = [lc.cost("gpt2", n_layer=1, plan=plan).total for plan in (["flash", "chunked-loss"], "flash,chunked-loss")]
+    assert totals[0] == totals[1]
+
+
 def test_a_path_is_a_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
     assert lc.cost(tmp_path).total == lc.cost("gpt2", n_layer=1).total

@@ -148,7 +148,7 @@ REFUSED = [
     ({"n_embd": 768, "hidden_size": [768]}, "hidden_size is given twice"),
     ({"target_len": 3}, "remove target_len"),
     ({"procedure": "bb"}, "no learning procedure is called 'bb'"),
-    ({"procedure": []}, "choose at least one"),
+    ({"procedure": []}, "procedure must be a text, not"),
     ({"price_book": "run,papr"}, "no price book is called 'papr'"),
     ({"by": "row"}, "by must be one of"),
     ({"seq_len": range(1, 10**6), "batch_size": range(1, 10**6)}, "999,998,000,001 configurations; .* grid=False"),

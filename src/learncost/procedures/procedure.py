@@ -275,8 +275,10 @@ FORWARD = "inference"
 
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
-    """Return the names of several procedures, which are given as a list or comma-separated."""
+    """Return the names of several procedures, given as a list or comma-separated. Raises `InputError` for others."""
     names = procedures.split(",") if isinstance(procedures, str) else procedures or ()
+    if not isinstance(names, Iterable):
+        raise InputError(f"--procedure must be names of procedures, such as bp,recompute, not {procedures!r}")
     return tuple(str(name).strip() for name in names)
 
 

@@ -312,6 +312,7 @@ def _literal(value: object) -> str:
 
 
 _FIELDS = {each.name: each for each in fields(Request)}
+_TEXTS = {name for name, each in _FIELDS.items() if each.type in ("str", "str | None")}
 
 
 def takes_request(
@@ -379,7 +380,9 @@ def takes_request(
             of_group = {name: bound.pop(name) for name in [*bound] if name in grouped_names}
             of_function = {name: bound.pop(name) for name in [*bound] if name in more}
             models: tuple[Any, ...] = of_function.pop(several[0].name, ()) if several else ()
+            bound = {name: value for name, value in bound.items() if value is not None or name == "model"}
             named_bound = {CALLED.get(name, name): value for name, value in bound.items()}
+            named_bound |= {name: _text(name, named_bound[name]) for name in _TEXTS & named_bound.keys()}
             if alone := [name for name in device_alone if name in bound and bound.get("on") is None]:
                 raise InputError(f"--{alone[0].replace('_', '-')} requires --on: counts do not depend on it")
             one_model = len(models) == 1 and several[0].name == "models"
@@ -442,6 +445,14 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
     kept = {*names, "model", "sizes"} | ({*OF_MEMORY} if typed.get("procedure") not in INFERENCE else set())
     sizes = {**of_files.pop("sizes", {}), **typed.pop("sizes", {})}
     return {name: value for name, value in of_files.items() if name in kept} | typed | {"sizes": sizes}
+
+
+def _text(name: str, value: object) -> str:
+    """Return the text of a field, of a list with commas between its texts. Raises `InputError`."""
+    several = value if isinstance(value, list | tuple) else [value]
+    if not several or not all(isinstance(each, str) for each in several):
+        raise InputError(f"--{name.replace('_', '-')} must be a text, not {value!r}")
+    return ",".join(several)
 
 
 def _model_given(model: Any) -> Any:

@@ -201,9 +201,10 @@ def test_what_pairs_do_not_have_is_refused(flags, message):
             function("gpt2", task="dpo", batch_size=3, **({} if function is lc.cost else {"tokens": 1e6, "on": "V100"}))
 
 
-def test_a_model_without_a_vocabulary_has_no_tokens_to_score():
-    with pytest.raises(InputError, match="vit-base-patch16-224 has no vocabulary"):
-        lc.memory("vit-base-patch16-224", task="kto")
+@pytest.mark.parametrize("model", ["vit-base-patch16-224", "bert-base"])
+def test_a_model_without_a_language_models_head_scores_no_tokens(model):
+    with pytest.raises(InputError, match=f"scores tokens with task='kto', which {model} as .* does not do"):
+        lc.memory(model, task="kto")
 
 
 def test_settings_of_autograd_alone_are_answered_by_it_over_a_mesh():

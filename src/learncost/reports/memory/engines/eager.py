@@ -688,8 +688,8 @@ def _untasked(step: MemoryStep) -> str:
     if step.eager.loss or CHUNKED in _plans(step):
         return f"supports {flag} only with its own loss, without --loss and --plan {CHUNKED}"
     configuration = step.model.configuration
-    if task and task.loss and configuration.layer is None and not configuration.sizes.get("vocab_size"):
-        return f"scores tokens with {flag}, and {configuration.name} has no vocabulary"
+    if task and task.loss and configuration.layer is None and not configuration.head.endswith("language-model"):
+        return f"scores tokens with {flag}, which {configuration.name} as {configuration.architecture} does not do"
     if task and task.pairs and _here(step, step.sizes())["B"] % 2:
         return f"requires pairs with {flag}: give an even --batch-size for each microbatch and device"
     if step.eager.teacher and (why := unlike(step.model, step.eager.teacher)):

@@ -109,3 +109,13 @@ def test_a_step_over_a_mesh_and_in_directions_is_refused_in_one_line():
     ):
         with pytest.raises(lc.InputError, match=message):
             lc.cost("gpt2", seq_len=8, optimizer="muon", **flags)
+    with pytest.raises(lc.InputError, match="galore projects to directions that adafactor has no step of"):
+        lc.memory("gpt2", seq_len=8, optimizer="adafactor", procedure="galore")
+
+
+@pytest.mark.parametrize("procedure", ["local", "local-groups"])
+def test_heads_of_blocks_have_the_states_that_their_step_reads(procedure):
+    training = lc.Training("gpt2", procedure, "adafactor", n_layer=2, n_embd=16, n_head=2, vocab_size=50, seed=1)
+    tokens = np.random.default_rng(1).integers(0, 50, size=(4, 12))
+    first, second, third = (training.step(tokens) for _ in range(3))
+    assert first > second > third

@@ -151,9 +151,9 @@ class Core(Displayed):
             kind = kind_of.get(value.of, "matrix") if name.startswith("own") else "matrix"
             first = drawn if kind == "matrix" else np.full(size, 1.0 if kind == "gain" else 0.0)
             self.state[name] = first.astype(self.dtype)
-            for part in find_optimizer(self.settings.optimizer).state:
-                if f"{name}.{part}" in table.inputs:
-                    self.state[f"{name}.{part}"] = np.zeros(size, self.dtype)
+            for state, held in table.values.items():
+                if (held.role, held.of) == ("state", name):
+                    self.state[state] = np.zeros(shape(table, state, sizes), self.dtype)
 
     @property
     def weights_read(self) -> Values:

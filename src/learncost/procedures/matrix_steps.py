@@ -58,8 +58,8 @@ def matrix_step(
 
 
 def _table(tables: str, matrix: Matrix, sizes: Mapping[str, int]) -> Table:
-    """Return the table of the step of a weight, of which some axes may be numbers."""
-    stand_in = {axis: f"of{axis}" for axis in matrix.axes if axis.isdigit()}
+    """Return the table of the step of a weight, of which some axes may be numbers or groups of blocks."""
+    stand_in = {axis: f"of{place}" for place, axis in enumerate(matrix.axes) if axis.isdigit() or "/" in axis}
     if not stand_in:
         return step_layer(tables, matrix, sizes).table
     axes, stack, rows = (tuple(stand_in.get(a, a) for a in side) for side in (matrix.axes, matrix.stack, matrix.rows))

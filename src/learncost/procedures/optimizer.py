@@ -69,6 +69,12 @@ def check_placed(name: str | None) -> None:
         )
 
 
+def check_projected(procedure: str, name: str) -> None:
+    """Raise `InputError` for an optimizer whose step of a matrix is not one of its projected gradient."""
+    if name in OF_MATRICES:
+        raise InputError(f"{procedure} projects to directions that {name} has no step of: give adamw or sgd")
+
+
 def check_renews(name: str | None, what: str) -> None:
     """Raise `InputError` for an optimizer with states that no line of its step renews."""
     if name == "soap":

@@ -12,7 +12,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.rematerialization import checkpointed
-from learncost.procedures.optimizer import optimizer, with_optimizer
+from learncost.procedures.optimizer import check_projected, optimizer, with_optimizer
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure
 
 if TYPE_CHECKING:
@@ -147,10 +147,7 @@ def step(
 
         table = with_rounded(table, model)
     if chosen.projected_to:
-        if stepping.tables:
-            raise InputError(
-                f"{chosen.name} projects to directions that {stepping.name} has no step of: give adamw or sgd"
-            )
+        check_projected(chosen.name, stepping.name)
         from learncost.procedures.projection import with_projection
 
         table = with_projection(table, model, chosen, bool(iteration) or chosen.held == 1)

@@ -21,7 +21,7 @@ from learncost.models.module import default_module
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
-from learncost.procedures.optimizer import PAGED, StoredStates, paged, state_of, without_gradients
+from learncost.procedures.optimizer import PAGED, StoredStates, check_projected, paged, state_of, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
@@ -251,6 +251,8 @@ class MemoryStep:
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager
         self.mode = mode if find_procedure(procedure).modes else ""
         self.model = trained_by(run.model, procedure)
+        if find_procedure(procedure).projected_to:
+            check_projected(procedure, optimizer)
         self.optimizer = paged(state_of(optimizer)) if PAGED in eager.offload else state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)

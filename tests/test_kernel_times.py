@@ -289,6 +289,9 @@ def test_the_time_of_a_lowered_step_is_one_whoever_asks(procedure):
     asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 128, "n_layer": 2}
     found = lc.cost("gpt2", procedure, **asked)
     assert found.recorded.program == "lowered as transformers"
+    data = found.to_dict()  # without the time by the rates of lines, which is another
+    assert data["recorded_time"]["seconds"] == found.time
+    assert not {"time", "seconds"} & {*data, *data["rows"][0]}
     assert lc.compare("gpt2", procedure, **asked).costs["run"][procedure].time == found.time
     assert lc.run_cost("gpt2", tokens=1e6, procedure=procedure, **asked).figures["step"].value == found.time
     trace = lc.trace("gpt2", procedure, **asked)

@@ -77,6 +77,10 @@ def _step(step: StepUsage | None) -> dict[str, Any] | None:
     return None if step is None else data_of(step)
 
 
+def _timed_by_lines(cost: Cost) -> bool:
+    return cost.timing is not None and cost.recorded is None
+
+
 def _with_passes(phases: Mapping[str, tuple[int, Amount]]) -> dict[str, Any]:
     return {name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in phases.items()}
 
@@ -232,7 +236,7 @@ class Cost(AtLength, FigureAnswer):
     rows: tuple[LedgerRow, ...]
     plan: str = field(default="", metadata=OPTIONAL)
     over: OverMesh | None = field(default=None, metadata=OPTIONAL)  # many devices: all counts are then those of one
-    timing: Timing | None = field(default=None, metadata=Key("time", optional=True).field)
+    timing: Timing | None = field(default=None, metadata=Key("time", when=_timed_by_lines).field)
     recorded: RecordedTime | None = field(default=None, metadata=Key("recorded_time", optional=True).field)
     over_time: StepUsage | None = field(default=None, metadata=Key("step", optional=True, form=_step).field)
     context: int | None = field(default=None, metadata=Key(when=attrgetter("cache")).field)
@@ -281,7 +285,7 @@ class Cost(AtLength, FigureAnswer):
 
     @property
     def _figure(self) -> str:
-        return self._figures[1 if self.timing is not None and self.by == "equation" else 0]
+        return self._figures[1 if _timed_by_lines(self) and self.by == "equation" else 0]
 
     @property
     def _sample(self) -> str:

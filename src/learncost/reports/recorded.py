@@ -168,7 +168,9 @@ def with_kernels(answer: Cost, request: Request, cluster: Cluster | None = None)
     if answer._built is None:
         return answer
     found = recorded_time(request, answer._built, answer.optimizer, cluster)
-    return replace(answer, _instead=found) if isinstance(found, str) else replace(answer, recorded=found)
+    if isinstance(found, str):
+        return replace(answer, _instead=found)
+    return replace(answer, recorded=found, rows=tuple(replace(row, timing=None) for row in answer.rows))
 
 
 def recorded_time(request: Request, model: Model, optimizer: str, cluster: Cluster | None = None) -> RecordedTime | str:

@@ -220,7 +220,8 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"
         lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
-        raise InputError(f"{device.name} has {lacks}, so its time is not known: give --dtype or another device")
+        more = "--dtype or " if device.bandwidth_gbs else ""
+        raise InputError(f"{device.name} has {lacks}, so its time is not known: give {more}another device")
     peak = device.peak_tflops[dtype] * 1e12
     best, basis = _best(device, dtype, peak)
     most = highest(device, dtype) * peak

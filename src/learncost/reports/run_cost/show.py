@@ -89,7 +89,7 @@ def answer(run: RunCost, total: bool = True) -> str:
     another one says which code of recurrences is timed.
     """
     figures = run.figures
-    rate, each = (plain(round(figures[f"tokens_per_second{of}"].value)) for of in ("", "_per_device"))
+    rate, each = (plain(figures[f"tokens_per_second{of}"].value) for of in ("", "_per_device"))
     share = next((f", MFU {_share(figures[name].value)}" for name in ("mfu", "step_mfu") if name in figures), "")
     rate_text = f"{rate} tokens per second, {each} per device{share}"
     timed = run.step._built if {"step", "modelled_step"} & {*figures} else None

@@ -71,17 +71,14 @@ def _like(text: str) -> tuple[Erratum, ...]:
     return with_text
 
 
-def _books(erratum: Erratum) -> str:
-    """Return the price books that correct the erratum."""
-    return ", ".join(book for book, state in erratum.books.items() if state == "corrected")
-
-
 def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
     names = ("id", "document", "where", "printed", "right", "effect")
     if in_full:
         columns = [
             *(TableColumn(name, attrgetter(name), words=True) for name in names),
-            TableColumn("corrected in", _books, True),
+            TableColumn(
+                "corrected in", lambda found: ", ".join(b for b, how in found.books.items() if how == "corrected"), True
+            ),
         ]
     else:
         columns = [

@@ -183,8 +183,8 @@ class _StepDrawing:
     # Drawing.
 
     def process(self) -> TimelineProcess:
-        for passes, nodes in phases(self.nodes, _passes):
-            name = ", ".join(_spaced(category) for category in passes)
+        for passes, nodes in phases(self.nodes, lambda node: [leaf.row.macro_operation for leaf in _leaves((node,))]):
+            name = ", ".join(passes).replace("_", " ")
             with self.pen.around(name, "pass", ",".join(passes)):
                 self._scope(nodes, (), 1, True)
         timing = self.step.timing
@@ -335,14 +335,6 @@ def phases(
 def _ordered(passes: Iterable[str]) -> tuple[str, ...]:
     """Return each pass once, in the order of a step."""
     return tuple(sorted(set(passes), key=MACRO_OPERATIONS.index))
-
-
-def _passes(node: _Node) -> list[str]:
-    return [leaf.row.macro_operation for leaf in _leaves((node,))]
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _named(leaf: _Leaf) -> str:

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 _LINE = "line layer macro_operation"
 
 
-def _buffers(most: int) -> dict[str, int]:
-    return {"least": 0, "most": most}
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Memory(AtLength, FigureAnswer):
     """The bytes of one training step: predicted from the step's table, or as a named engine executes it.
@@ -157,7 +153,9 @@ class Memory(AtLength, FigureAnswer):
     peak: int
     peak_at: ProgramPoint = field(metadata=Key(form=attributes(_LINE)).field)
     split: Mapping[str, int]
-    buffers: int | None = field(default=None, metadata=Key("kernel_buffers", form=_buffers, optional=True).field)
+    buffers: int | None = field(
+        default=None, metadata=Key("kernel_buffers", form=lambda most: {"least": 0, "most": most}, optional=True).field
+    )
     context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
     mode: str = field(default="", metadata=OPTIONAL)
     task: str = field(default="", metadata=OPTIONAL)

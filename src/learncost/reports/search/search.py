@@ -101,10 +101,6 @@ class FoundConfig(Serializable):
         return self.step.parallel.schedule if self.step.parallel.stages > 1 else ""
 
 
-def _nearest(nearest: tuple[int, str] | None) -> dict[str, object] | None:
-    return None if nearest is None else {"memory": nearest[0], "configuration": nearest[1]}
-
-
 @dataclass(frozen=True, repr=False)
 class Search(AtLength):
     """The parallel configurations of a training on a cluster, the fastest first.
@@ -164,7 +160,9 @@ class Search(AtLength):
     fit: int
     too_large: int
     source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
-    nearest: tuple[int, str] | None = field(default=None, metadata=Key(form=_nearest).field)
+    nearest: tuple[int, str] | None = field(
+        default=None, metadata=Key(form=lambda found: found and {"memory": found[0], "configuration": found[1]}).field
+    )
     refused: tuple[str, ...] = ()
     _fastest: Request | None = field(default=None, metadata=HIDDEN)  # the question of the fastest configuration alone
     price_per_hour: float | str | None = field(default=None, metadata=HIDDEN)

@@ -450,9 +450,10 @@ def _of_files(given: dict[str, Any], names: Collection[str], devices: object) ->
 def _text(name: str, value: object) -> str:
     """Return the text of a field, of a list with commas between its texts. Raises `InputError`."""
     several = value if isinstance(value, list | tuple) else [value]
-    if not several or not all(isinstance(each, str) for each in several):
+    texts = [each for each in several if isinstance(each, str)]
+    if not texts or len(texts) < len(several):
         raise InputError(f"--{name.replace('_', '-')} must be a text, not {value!r}")
-    return ",".join(several)
+    return ",".join(texts)
 
 
 def _model_given(model: Any) -> Any:

@@ -162,7 +162,7 @@ class StepParity:
 def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.SANITIZED) -> StepParity:
     """Run steps of a program and of its training on NumPy. Raises `InputError`, also for a sanitizer's finding."""
     training = program.training
-    training.draw = _drawn
+    training.draw = lambda steps: (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1  # as with the seed 1
     if training.dropout:
         _masked(program)
     drawn, calls = _batches(program, steps)
@@ -227,11 +227,6 @@ def _scores(program: FirmwareProgram, batch: Mapping[str, Any], scores: Any) -> 
     finite = np.isfinite(expected)
     largest = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), 1e-300)
     return float(np.max(np.abs(scores - expected), where=finite, initial=0.0)) / largest
-
-
-def _drawn(steps: int) -> int:
-    """Return the number that a program draws in a step with the default seed 1."""
-    return (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1
 
 
 def _masked(program: FirmwareProgram) -> None:

@@ -433,7 +433,10 @@ def _products(measures: Measures) -> _Cases:
 
 def _gpt3() -> tuple[Rule, ...]:
     """Return the rules about GPT-3."""
-    blog, full = (_whole(name, "300000000000") for name in ("gpt3-jiang", "gpt3-175b"))
+    blog, full = (
+        Measures(prepare(Request(name, price_book="matmul", batch_size=1, tokens="300000000000"), ()))
+        for name in ("gpt3-jiang", "gpt3-175b")
+    )
     days, rounded = rules_of_thumb()["gpt3_days"].at(), rules_of_thumb()["gpt3_rounded"].at()
     tokens = full.run.tokens or 0
     by_rule = rules_of_thumb()["6nd"].at(N=full.parameters, D=tokens)
@@ -444,10 +447,6 @@ def _gpt3() -> tuple[Rule, ...]:
         _rule("gpt3_days", [Case("6 N D, exact N", days, by_rule), Case("products", days, by_products, "matmul")]),
         _rule("gpt3_rounded", [Case("products", rounded, by_products, "matmul")]),
     )
-
-
-def _whole(name: str, tokens: str) -> Measures:
-    return Measures(prepare(Request(name, price_book="matmul", batch_size=1, tokens=tokens), ()))
 
 
 def _nonzero(parts: Iterable[ErrorPart]) -> tuple[ErrorPart, ...]:

@@ -9,6 +9,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import shape_of
+from learncost.models.adaptation import adaptation, adapted
 from learncost.models.model import build, from_layer
 from learncost.models.small import small
 from learncost.procedures.places import blocks
@@ -187,6 +188,16 @@ def test_a_stopped_place_is_bp_of_the_table_with_stop_gradient_there(procedure, 
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, 1e-12, 1e-14, err_msg=name)
+
+
+def test_one_weight_learns_what_it_learns_among_all_others():
+    """Also where nothing between it and the scores has a gradient, whose error the random matrices read."""
+    model = build(small("llama"))
+    sizes, arrays = setting(model)
+    alone = adapted(model, adaptation(train="embeddings"))
+    found, expected = (gradients(each, "dfa-linear", sizes, arrays) for each in (alone, model))
+    assert found.keys() == {"wte"}
+    np.testing.assert_array_equal(found["wte"], expected["wte"])
 
 
 def test_what_gets_no_gradient_does_not_learn_and_has_no_state():

@@ -132,7 +132,9 @@ def derive(
             raise InputError(f"{name!r} cannot have a gradient: choose among {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
     reach = GradientPlan(frozenset(table.weights), overrides=overrides, constants=weight_constants(table))
-    reach.needs(table.lines, set(chosen))
+    scopes = (*overrides.given.values(), *overrides.between.values())
+    read = {name for each in scopes for source in each.values() for line in source.lines for name in line.reads}
+    reach.needs(table.lines, {*chosen, *(name for name in table.values if f"d{name}" in read)})
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian, table.sizes)
     for name in seeds:

@@ -158,6 +158,11 @@ def _named(layer: Layer, training: Training, inputs: Any) -> dict[str, Datum]:
     """Return the data of a training by the names of the inputs of forward, in order."""
     read = {datum.name: datum for datum in data(training.model)}
     given = list(inputs) if isinstance(inputs, Mapping) else list(read)
+    made = [name for name, datum in read.items() if name not in given and not (datum.places or datum.answers)]
+    if made:
+        raise InputError(
+            f"{layer.name} reads {', '.join(made)}, made of integers, which are inputs of a table: lc.compile has none"
+        )
     if len(given) != len(read):
         raise InputError(f"{layer.name} reads {', '.join(read)} of {', '.join(given)}: leave out the other inputs")
     rest = iter([datum for name, datum in read.items() if name not in given])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import learncost as lc
 from learncost.backends.triton import laid_out, needed
+from learncost.backends.triton.program import launched
 from learncost.ir.line import FusedKernel
 from learncost.ir.loop import map_lines
 from learncost.layers.active import parameters
@@ -93,8 +94,13 @@ def test_gpt2_takes_less_on_an_h100_than_under_torch_compile():
     built = build(configure("gpt2", {"vocab_size": 50304}))
     table, sizes = without_gradients(step(built, "bp", "adamw")), run_sizes(built, 4, 1024, None)
     plan = fastest(table, sizes, "bf16-masters", None, "H100-SXM")
-    assert plan == "flash,fused,fused-update,recompute=affine"  # in 0.5 % more time, which 1 % allows
-    assert needed(laid_out(planned(table, plan), sizes, "bf16-masters")) <= 0.95 * 3_701_000_000
+    assert plan == "flash,fused,multi-tensor-update,recompute=affine"  # in 0.5 % more time, which 1 % allows
+    layout = laid_out(planned(table, plan), sizes, "bf16-masters")
+    assert needed(layout) <= 0.95 * 3_701_000_000
+    other = laid_out(planned(table, plan.replace("multi-tensor", "fused")), sizes, "bf16-masters")
+    updates = [sum(op.phase == "optimizer_step" for op in launched(each).ops) for each in (layout, other)]
+    # Six matrices of twelve blocks and the embedding; ten vectors of a block, two more and the positions: five shapes.
+    assert updates == [6 * 12 + 1 + 5, 6 * 12 + 1 + 10 * 12 + 3]
 
 
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():

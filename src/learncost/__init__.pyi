@@ -530,6 +530,7 @@ _Plan = Literal[
     "chunked-loss",
     "recompute",
     "fused-update",
+    "multi-tensor-update",
     "epilogue-update",
     "fused",
     "keep",

@@ -1,7 +1,9 @@
-"""Apply the plans fused-update and epilogue-update, which fuse the optimizer step into the backward pass.
+"""Apply the plans that fuse the optimizer step into the backward pass: fused-, multi-tensor- and epilogue-update.
 
 fused-update frees gradients one by one: a weight of a block is updated in the block's backward iteration, any other
 weight right after the last line that computes its gradient or reads the weight.
+
+multi-tensor-update leaves vectors, whose gradients are small, to the end: one kernel updates all of one shape.
 
 epilogue-update runs an elementwise optimizer in the epilogue of the gradient's matrix product: while an element of the
 gradient is in a register, the weight's element and its states are updated, so that the gradient is never stored. It
@@ -19,20 +21,25 @@ from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, map_loops, repeats
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.ir.value import Value
+from learncost.ir.value import Axes, Value
 from learncost.layers.names import KernelNames, propagate_copies
 from learncost.ops import entry
 
 
-def fused_update(table: Table) -> Table:
+def fused_update(table: Table, together: bool = False) -> Table:
     """Return the step with the optimizer's lines right after the gradients, which are no longer outputs.
 
+    together  whether vectors wait for one another
     Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     chains, common = _chains(table)
     moved = defined((*common, *(line for chain in chains.values() for line in chain)))
     lines: list[Statement] = [*common, *(line for line in table.lines if moved.isdisjoint(line.makes))]
+    late: dict[Axes, list[Line]] = {}
     for gradient, chain in chains.items():
+        if together and _is_vector(lines, gradient) and _elementwise(chain, table.axes[gradient]):
+            late.setdefault(table.axes[gradient], []).extend(chain)
+            continue
         arrays = {name for line in chain for name in line.reads if table.axes[name]}
         place = next(i for i, line in enumerate(lines) if gradient in line.makes)
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
@@ -42,8 +49,36 @@ def fused_update(table: Table) -> Table:
         else:
             place = max((place, *readers)) + 1
             lines[place:place] = chain
+    names = KernelNames(table)
+    for axes, several in late.items():
+        kernel = FusedKernel(names.of("update_of_vectors"), axes)
+        lines += [replace(line, meta=replace(line.meta, kernel=kernel)) for line in several]
     outputs = tuple(name for name in table.outputs if name not in chains)
     return replace(table, lines=tuple(lines), outputs=outputs)
+
+
+def multi_tensor_update(table: Table) -> Table:
+    """Return the step of fused-update, in which one kernel updates all vectors of one shape."""
+    return fused_update(table, together=True)
+
+
+def _is_vector(lines: Iterable[Statement], gradient: str) -> bool:
+    """Return whether a gradient, or each of a stack, is a sum over rows, such as a bias's and a gain's."""
+    maker = next((line for line in lines if gradient in line.makes), None)
+    if isinstance(maker, Loop):
+        inside = {outer: name for name, outer in maker.keep}
+        return gradient in inside and _is_vector(maker.lines, inside[gradient])
+    return (
+        isinstance(maker, Product)
+        and _no_gradient(maker) == SUM
+        and not any(isinstance(term, Term) and term.indexed for term in maker.right)
+    )
+
+
+def _elementwise(chain: Iterable[Line], axes: Axes) -> bool:
+    """Return whether the lines of an update have these axes, and no operator combines several elements."""
+    whole = (isinstance(line, Op) and not entry(line.op).pointwise for line in chain)
+    return not any(whole) and all(term.axes == axes for line in chain for term in line.left)
 
 
 def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
@@ -170,6 +205,9 @@ def _add(
     lines[place + 1 : place + 1] = iteration
 
 
+SUM = "a sum over rows, no product of two matrices"
+"""The reason why a gradient is not made by a product."""
+
 KERNELS = "in_product"
 """The prefix of the names of this plan's kernels."""
 
@@ -271,7 +309,7 @@ def _no_gradient(line: Product) -> str:
     if line.left[0].indexed:
         return "rows added up at an index"
     if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
-        return "a sum over rows, no product of two matrices"
+        return SUM
     if line.where or line.meta.kernel:
         return "computed inside another kernel" if line.meta.kernel else "a product with a condition"
     if line.left[0].loops != line.left[0].declared or len({*line.left[0].loops}) < len(line.left[0].loops):
@@ -320,9 +358,8 @@ def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, ch
         return "read by other lines than the optimizer's"
     for member in chain:
         terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
-        whole = isinstance(member, Op) and not entry(member.op).pointwise
         across = any(not set(term.axes) <= set(axes) for term in terms)
-        if whole or across or any(term.axes != axes for term in member.left):
+        if across or not _elementwise([member], axes):
             return "for an optimizer that is not elementwise"
     between = lines[_place(lines, line) + 1 : _place(lines, chain[-1])]
     again = {name for other in between for name in other.makes} & {*line.reads}

@@ -120,6 +120,12 @@ PLANS: Mapping[str, Plan] = {
             eager=True,
         ),
         Plan(
+            "multi-tensor-update",
+            "fused-update, but one kernel updates all vectors of one shape at the end, such as biases: fewer launches",
+            "NVIDIA Apex, multi_tensor_apply; for what has a small gradient",
+            _found_in("fused_update", "multi_tensor_update"),
+        ),
+        Plan(
             "epilogue-update",
             "fused-update, with the optimizer as the epilogue of the product that makes a gradient: never stored",
             "Lv et al. 2023 (LOMO) update a weight once its whole gradient is there; this goes on, tile by tile of it",

@@ -51,7 +51,7 @@ class PrintedKernel:
 
     made    the lines whose results are stored, in `outputs` by name
     rank    the dimensions of every block
-    stages  launches that follow: they add up partial sums, each with its result
+    added   results whose partial sums a second launch adds up, each with its size
     product of tiles: the number of matrices, their rows and columns, and the length of a sum
     order   of rows by experts: the array of every row's expert, and the number of experts
     shares  pairs of an array that is read and one that is written that may be one and the same memory
@@ -68,7 +68,7 @@ class PrintedKernel:
     grid: str = "1"
     warps: int = 4
     scratch: list[Scratch] = field(default_factory=list)
-    stages: list[tuple[str, str]] = field(default_factory=list)
+    added: dict[str, int] = field(default_factory=dict)
     product: tuple[int, ...] = ()
     order: tuple[str, int] | None = None
     shares: tuple[tuple[str, str], ...] = ()
@@ -121,7 +121,11 @@ class PrintedKernel:
             grid = re.sub(rf"\b{size}\b", number, grid)
         launch = call(f"{self.name}[({grid},)]", [*self._typed(), f"num_warps={self.warps}"])
         grouped = [f"{', '.join(ORDER)} = {GROUPED}({', '.join(map(str, self.order))}, {TILE})"] if self.order else []
-        return [*grouped, *launch.split("\n"), *(stage for _, stage in self.stages)]
+        if self.added:
+            parts = [each.name for each in self.scratch], self.added, map(str, self.added.values())
+            arguments = [f"({', '.join(each)},)" for each in parts]
+            launch += "\n" + call(f"add_parts[(triton.cdiv({max(self.added.values())}, 32),)]", [*arguments, grid])
+        return [*grouped, *launch.split("\n")]
 
 
 def _used(body: Sequence[str]) -> list[str]:
@@ -162,7 +166,7 @@ def rows(kernel: PrintedKernel, wished: Sequence[str]) -> None:
     swept = max(rest, key=lambda axis: lengths[axis]) if row > LARGEST else ""
     swept = "" if any(swept in line.left[0].declared for line in totals) else swept  # a sum over rows has it
     width = SWEPT // (row // lengths[swept]) if swept else 0
-    swept = swept if width >= NARROWEST else ""
+    values.swept = swept = swept if width >= NARROWEST else ""
     if row > SPILLED and not swept:
         shown = " ".join(f"{axis}={values.number(axis):,}" for axis in rest)
         raise InputError(f"a row of {shown} is too large for one block in Triton, in line: {kernel.made[0]}")
@@ -317,8 +321,7 @@ def _total(kernel: PrintedKernel, line: Line, point: Block, programs: int, part:
     place = f"program * {size} + {offset.text}" if offset.text else "program"
     kernel.after.append(kernel.store(parts.name, replace(offset, text=place), f"{output}_total"))
     kernel.scratch.append(parts)
-    stage = f"add_parts[(triton.cdiv({size}, 32),)]({parts.name}, {output}, {programs}, {size})"
-    kernel.stages.append((output, stage))
+    kernel.added[output] = size
 
 
 def _divided(

@@ -150,15 +150,17 @@ def dot_bf16(left, right, sums):
 ''',
     "add_parts": '''\
 @triton.jit
-def add_parts(parts, total, number, size):
-    """total[i] = sum over p of parts[p i], always in the same order."""
+def add_parts(parts, totals, sizes, number):
+    """Of each total: total[i] = sum over p of parts[p i], always in the same order."""
     i = tl.program_id(0) * 32 + tl.arange(0, 32)[None, :]
-    sums = tl.zeros([1, 32], parts.dtype.element_ty)
-    for first in range(0, number, 64):
-        p = first + tl.arange(0, 64)[:, None]
-        part = tl.load(parts + p * size + i, mask=(p < number) & (i < size), other=0.0)
-        sums += tl.sum(part, 0, keep_dims=True)
-    tl.store(total + i, sums, mask=i < size)
+    for each in tl.static_range(len(parts)):
+        part, size = parts[each], sizes[each]
+        sums = tl.zeros([1, 32], part.dtype.element_ty)
+        for first in range(0, number, 64):
+            p = first + tl.arange(0, 64)[:, None]
+            some = tl.load(part + p * size + i, mask=(p < number) & (i < size), other=0.0)
+            sums += tl.sum(some, 0, keep_dims=True)
+        tl.store(totals[each] + i, sums, mask=i < size)
 ''',
     "group_rows": '''\
 def group_rows(expert, experts, tile):

@@ -146,7 +146,8 @@ def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[
     """
     if sum(prod(size_of(loop.count, sizes) for loop in nest.loops) for _, nest in walk(table.lines)) > TIMED:
         raise InputError("the step has too many lines to be timed")
-    kernels = [name for name in chosen(table, sizes, dtype).split(",") if name in ("flash", "fused", "fused-update")]
+    usual = {"flash": "flash", "fused": "fused", "fused-update": "multi-tensor-update"}
+    kernels = [usual[name] for name in chosen(table, sizes, dtype).split(",") if name in usual]
     heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
     first, *others = _ladder(table, sizes)
     # a norm's normalized value in bf16 takes half of the residual stream from which it would be made again

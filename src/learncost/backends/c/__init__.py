@@ -146,7 +146,7 @@ def kernel(given: KernelLines, printer: Printer = GNU) -> KernelFunction:
     parameters += [f"{array.type} *{array.name}" for array in (iterations_of.arrays("scratch") if scratch else ())]
     parameters += [f"place {iterations_of.sizes[axis]}" for axis in free]
     head = f"{'static ' if printer.alone else ''}void {name}({', '.join(parameters)}) {{"
-    head = textwrap.fill(head, 118, subsequent_indent="        ")
+    head = textwrap.fill(head, 118, subsequent_indent="        ", break_long_words=False)
     text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(iterations_of, sizes)), "}\n"))
     taken, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
     return KernelFunction(name, text, taken, made, tuple(free), shared(arrays, iterations_of), scratch)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from math import prod
-from textwrap import fill
 
 from learncost.backends.c import KernelFunction, KernelLines, Launch, Scratch
 from learncost.backends.c.common_subexpressions import lowered
-from learncost.backends.expression import Identifiers
+from learncost.backends.expression import Identifiers, call
 from learncost.backends.placed.kernels import KernelWriter
 from learncost.backends.triton.attention import AttentionLines, attention, library
 from learncost.backends.triton.blocks import GROUPED, PrintedKernel, rows, tiles
@@ -32,8 +31,8 @@ MARK = "''''"
 """The end of the name of a second axis of the same size, whose positions are compared with those of the first."""
 
 
-def counted(line: Line) -> Iterator[Line]:
-    """Yield the lines that a choice or a scan is; every other line as it is.
+def counted(line: Line, mark: str) -> Iterator[Line]:
+    """Yield the lines that a choice or a scan is, whose axes have names with a mark; every other line as it is.
 
     A cumulative sum adds up the elements at no later positions. A choice counts the elements that come before each one,
     which is its rank, and adds up the positions of the elements that have the rank of the result's place.
@@ -44,7 +43,7 @@ def counted(line: Line) -> Iterator[Line]:
     row, numbers = entry(line.op), count(1)
     (x,), left, (axis,) = line.right, line.left[0], line.axes
     assert isinstance(x, Term)
-    one, two = axis + MARK, axis + MARK + "'"
+    one, two = axis + mark, axis + mark + "'"
     other = tuple(each for each in x.axes if each != axis)
 
     def term(*axes: Axis) -> Term:
@@ -53,10 +52,15 @@ def counted(line: Line) -> Iterator[Line]:
     def at(place: str) -> Term:
         return Term(x.name, tuple(place if each == axis else each for each in x.axes))
 
+    def compared(of: str) -> str:
+        return f"{of}{mark}''" if of.isdigit() else of  # in a condition digits are a number
+
     def positions(of: str) -> Iterator[Line]:
         """Yield the lines of the positions along an axis: how many there are before each."""
-        before, place = term(of, f"{of}'{MARK}"), term(of)
-        yield Op((before,), (), (Condition(f"{of}'{MARK}", of, "<"),), line.meta, "inside", gives=("Y",))
+        earlier, here = f"{of.removesuffix(mark)}{mark}'''", compared(of)
+        before, place = term(of, earlier), term(of)
+        left, condition = before.renamed({}, {of: here}), Condition(earlier, here, "<")
+        yield Op((left,), (), (condition,), line.meta, "inside", gives=("Y",))
         yield Product((place,), (before,), (), line.meta)
 
     def select(made: Term, of: Operand, condition: Condition) -> Line:
@@ -64,9 +68,10 @@ def counted(line: Line) -> Iterator[Line]:
         return line_of.with_changed(where=(condition,))
 
     if row.kind == "scan":
-        no_later = Condition(axis, one) if row.backwards else Condition(one, axis)
+        here = compared(axis)
+        no_later = Condition(here, one) if row.backwards else Condition(one, here)
         part = term(*left.axes, one)
-        yield select(part, at(one), no_later)
+        yield select(part.renamed({}, {axis: here}), at(one), no_later)
         yield Product((left,), (part,), (), line.meta)
         return
     less, equal, earlier, ahead = (term(*other, one, two) for _ in range(4))
@@ -87,9 +92,6 @@ def counted(line: Line) -> Iterator[Line]:
     is_chosen = term(*left.axes, one)
     yield applied("equal", is_chosen, (rank, wanted), line.meta)
     yield Product((left,), (is_chosen, of_element.left[0]), (), line.meta)
-
-
-WIDTH = 118
 
 
 def writer(known: Mapping[str, AttentionLines]) -> KernelWriter:
@@ -121,7 +123,9 @@ def _printed(given: KernelLines) -> KernelFunction:
     """
     lines, axes, outputs, dtypes, name = given.lines, given.axes, given.outputs, given.dtypes, given.name
     plan = lines[0].meta.kernel or FusedKernel(name, ())
-    normal = [_renamed(each) for line in lowered(lines, axes, outputs, plan.axes) for each in counted(line)]
+    marks = (MARK * number for number in count(2))  # the first is that of a write
+    lines_of = lowered(lines, axes, outputs, plan.axes)
+    normal = [_renamed(each) for line in lines_of for each in counted(line, next(marks))]
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     for array in sorted(arrays):
         if dtypes.get(array) not in TYPES:
@@ -179,7 +183,15 @@ def _printed(given: KernelLines) -> KernelFunction:
         if of_experts:
             apart(remaining)
         elif remaining:
-            rows(part(remaining), plan.axes)
+            try:
+                rows(part(remaining), plan.axes)
+            except InputError:
+                parts.pop()
+                late = _at_indices(normal)
+                if late.isdisjoint(line.name for line in remaining):
+                    raise
+                rows(stored([line for line in remaining if line.name not in late]), plan.axes)
+                rows(part([line for line in remaining if line.name in late]), plan.axes)
     return _function(name, lines, parts, scratch)
 
 
@@ -192,6 +204,16 @@ def _renamed(line: Line) -> Line:
     axes = (axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed({}, new)) for axis in left.axes)
     right = tuple(operand.renamed({}, new) for operand in line.right)
     return line.with_changed(left=(Term(left.name, tuple(axes)),), right=right)
+
+
+def _at_indices(lines: Sequence[Line]) -> set[str]:
+    """Return the results of the lines that read another one's at an index, such as one token's, or depend on one."""
+    names, late = {line.name for line in lines}, set[str]()
+    for line in lines:
+        terms = [term for term in line.right if isinstance(term, Term) and term.name in names]
+        if any(term.indexed or term.name in late for term in terms):
+            late |= {line.name}
+    return late
 
 
 def _needed(made: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
@@ -223,7 +245,7 @@ def _function(
     reads = {read: array for part in parts for read, array in part.values.reads.items() if read not in made}
     free = {size: text for part in parts for size, text in part.values.free.items()}
     arguments = (*reads.values(), *writes.values(), *(each.name for each in scratch), *free.values())
-    launch = fill(f"def {name}({', '.join(arguments)}):", WIDTH, subsequent_indent="    " * 2)
+    launch = call(f"def {name}", arguments, indent=1) + ":"
     launch += "".join(f"\n    {line}" for part in parts for line in part.launches())
     text = "\n".join(f"# {line}" for line in lines) + "\n"
     text += "\n\n\n".join((*(part.text() for part in parts), launch)) + "\n"
@@ -237,12 +259,13 @@ def _function(
 
 def _launched(part: PrintedKernel, place: Mapping[str, int]) -> Iterator[Launch]:
     """Yield what a kernel launches: itself, and the sums of its partial sums."""
-    parts = {output: each.name for (output, _), each in zip(part.stages, part.scratch, strict=True)}
+    parts = dict(zip(part.added, (each.name for each in part.scratch), strict=True))
     writes = (place[parts.get(array, array)] for array in part.outputs.values())
     if part.order:
         yield Launch(GROUPED, 0, (place[part.order[0]],), ())
     yield Launch(
         part.name, part.warps, tuple(place[array] for array in part.values.reads.values()), tuple(writes), part.product
     )
-    for output, array in parts.items():
-        yield Launch("add_parts", 4, (place[array],), (place[output],))
+    if parts:
+        read, written = (tuple(map(place.__getitem__, each)) for each in (parts.values(), parts))
+        yield Launch("add_parts", 4, read, written)

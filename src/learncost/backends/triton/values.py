@@ -76,6 +76,7 @@ class KernelValues:
     axes     the declared axes of every array; `dtypes` their types
     sizes    those that are constants; others become parameters of the kernel
     merged   names of flattened positions, with the axes and positions that they consist of
+    swept    the axis of which the kernel has a part at a time, if any
     """
 
     lines: Sequence[Line]
@@ -91,6 +92,7 @@ class KernelValues:
     constants: dict[str, str] = field(default_factory=dict)
     known: dict[tuple[object, ...], BlockValue] = field(default_factory=dict)
     canonical: dict[str, BlockValue] = field(default_factory=dict)
+    swept: str = ""
 
     def __post_init__(self) -> None:
         self.makers = {line.name: line for line in self.lines}
@@ -242,6 +244,10 @@ class KernelValues:
 
     def _reduced(self, line: Line, at: Positions) -> BlockValue:
         over = summed(line)
+        if self.swept in over:
+            raise InputError(
+                f"a sum over {self.swept} at other positions of a row that is read in parts, in line: {line}"
+            )
         positions = {**at, **{axis: self.canonical[axis] for axis in over}}
         blocks = [next(iter(self.canonical[axis].blocks)) for axis in over]
         return self.over(line, self.summand(line, positions), blocks)
@@ -411,7 +417,8 @@ NEUTRAL = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 
 def position(axis: str) -> str:
     """Return the wished name of the positions along an axis."""
-    return f"i_{spelled(axis)}"
+    name = axis.rstrip("'")
+    return f"i_{spelled(name)}{len(axis) - len(name) or ''}"
 
 
 def bracketed(text: str) -> str:

@@ -315,8 +315,9 @@ def framework_of(document: Document, named: str = "") -> Framework:
             "name it: --format-of NAME"
         )
     keys = ", ".join(map(printable, list(document.values)[:4])) or "no keys"
-    known = _any_of(every)
-    raise InputError(f"{name} has the keys of no known trainer ({keys}, ...), and no model_type: {known} are read")
+    raise InputError(
+        f"{name} has the keys of no known trainer ({keys}, ...), and no model_type: {_any_of(every)} are read"
+    )
 
 
 def _any_of(several: Sequence[Framework]) -> str:

@@ -619,7 +619,7 @@ def test_files_join_by_their_roles(tmp_path: Path) -> None:
         lc.request_of(sft, str(other), mesh="dp=2")
     with pytest.raises(lc.InputError, match="are both files of the engine: give one"):
         lc.request_of(sft, zero3, str(other))
-    with pytest.raises(lc.InputError, match="give it behind the file of the training"):
+    with pytest.raises(lc.InputError, match="give it after the file of the training"):
         lc.request_of(zero3)
 
 

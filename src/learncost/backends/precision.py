@@ -94,7 +94,7 @@ def check_runs(kind: Precision) -> None:
 
 
 def _pure(table: Table, kind: Precision) -> set[str]:
-    """Return the values that are in bf16 if weights are: not scalars, constants, scores of the loss and its lines."""
+    """Return the values that are in bf16 if weights are: not scalars, constants, logits and the lines of the loss."""
     states = table.renewed.keys() & {*table.inputs}
     wide = scores(table) | (table.constants - states)
     if kind.states != "bf16":

@@ -64,7 +64,7 @@ def notes(step: StepUsage) -> Iterator[str]:
             f"{row.op} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
             for row in step.moved
         )
-        yield f"Collectives, without overlap: {'; '.join(several)}."
+        yield f"Collectives, ignoring overlap: {'; '.join(several)}."
         yield f"Assumed: {_assumed(step)}."
 
 

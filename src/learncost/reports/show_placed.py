@@ -129,7 +129,7 @@ def _sent(step: PlacedStep) -> Sheet:
 def _timed(step: PlacedStep) -> Iterator[str]:
     """Yield the notes on a cluster: what the time of collectives includes, and why its memory is not known."""
     if step.cluster is not None:
-        yield f"time: of all runs over the links of {step.cluster.name}, without overlap."
+        yield f"time: of all runs over the links of {step.cluster.name}, ignoring overlap."
     if step.memory is not None and step.memory.unavailable:
         yield f"Whether it fits the memory of the device is not known: {step.memory.unavailable}."
 

@@ -330,18 +330,18 @@ def _model(step: Step, reading: Reading) -> str:
     if copy:
         return copy.name
     if not name and not {"hidden_size", "d_model", "n_embd"} & {*(step.sizes or ())}:
-        raise InputError(f"{where} does not name its model: add a preset or the path of a config.json behind the file")
+        raise InputError(f"{where} does not name its model: add a preset or the path of a config.json after the file")
     if not name:
         raise InputError(
             f"{where} describes a kind of model that is not known here: add the path of a config.json, or a preset of "
-            "the same sizes, behind the file"
+            "the same sizes, after the file"
         )
     family, is_known = family_of(name)
     kind = f"; its family, {family}, is {'known' if is_known else 'not known here'}" if family else ""
     add = "a preset of similar sizes" if family and not is_known else "the path of its config.json"
     raise InputError(
         f"{where}{line}: {key.key if key else 'the model'} {shown(name)} is no known preset, and nothing is fetched"
-        f"{kind}: add {add} behind the file"
+        f"{kind}: add {add} after the file"
     )
 
 

@@ -140,7 +140,7 @@ def joined(known: Sequence[tuple[Framework, Document]], alone: bool = False) -> 
         framework, document = known[0]
         raise InputError(
             f"{printable(document.name)} is a file of {framework.title}, which has no model and no batch: give it "
-            "behind the file of the training"
+            "after the file of the training"
         )
     in_order = sorted(known, key=lambda each: ORDER.index(each[0].role) if each[0].role in ORDER else len(ORDER))
     return read_documents(in_order)

@@ -352,7 +352,6 @@ class Reentrant(Transformers):
     """The same with PyTorch's reentrant checkpoints."""
 
     name = "transformers-reentrant"
-    summary = f"{Transformers.summary}, with checkpoints by use_reentrant=True"
     checkpoint = "reentrant"
 
 
@@ -363,7 +362,7 @@ class Transformers4(Reentrant):
     """
 
     name = "transformers-4"
-    summary = f"{Reentrant.summary} (transformers before 4.50: shifted logits are a copy, experts are linear modules)"
+    summary = f"{Transformers.summary}, before 4.50 (shifted logits are a copy, experts are linear modules),"
     linear_experts = hooked_again = True
 
     def loss(self, scores: TapeTensor, targets: TapeTensor | None, parallel: bool = False) -> TapeTensor:

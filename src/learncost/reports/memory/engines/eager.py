@@ -535,6 +535,8 @@ def _described(step: MemoryStep, program: Program, buffered: bool) -> str:
         return text + (f" Not run on {PLACES[GPU]}: {step.instead}." if step.instead else "")
     module = _module(step)
     text = _convention(module.summary, step, step.eager.device)
+    if step.recomputes and module.checkpoint == "reentrant":
+        text += " Checkpoints are reentrant (use_reentrant=True)."
     if module.mixes and has_recurrences(step.forward):
         text += f" {RECURRENCES}; fewer tensors are saved with these kernels."
     if wrapping := _wrapping(step):

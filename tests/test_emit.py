@@ -275,6 +275,7 @@ def test_the_numbers_keep_their_type(backend):
         ("emit gpt2 --procedure bb", "there are bp, recompute"),
         ("emit gpt2 --hiden-size 8", "did you mean '--hidden-size'"),
         ("emit gpt2 --optimizer adam", "the nearest is 'adamw'"),
+        ("emit gpt2 --backend c99 --accumulate 0", "--accumulate must be a whole number from 1"),
         ("emit nothing.table", "nothing.table cannot be read"),
         ("emit norm --output no/such/folder.py", "no/such/folder.py: there is no folder no/such"),
     ],

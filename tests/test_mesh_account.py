@@ -194,14 +194,15 @@ PIPELINES = {"mesh": "pp=2,dp=2", "seq_len": 64, "precision": "bf16-masters", "p
 
 
 def test_every_answer_has_microbatches_of_one_sequence_over_stages_and_recomputes_as_often():
-    """By default; an undivided batch is asked for by --microbatch."""
-    for given, number in (({}, 2), ({"batch_size": 16}, 8), ({"batch_size": 16, "microbatch": 8}, 1)):
+    """By default; an undivided batch is asked for by --microbatch or --accumulate 1."""
+    undivided = {"batch_size": 16, "microbatch": 8}, {"batch_size": 16, "accumulate": 1}
+    for given, number in (({}, 2), ({"batch_size": 16}, 8), *((each, 1) for each in undivided)):
         asked = {**PIPELINES, "on": "DGX H100", **given}
         cost, memory, place = (ask("llama-3-8b", **asked) for ask in (lc.cost, lc.memory, lc.place))
         run = lc.run_cost("llama-3-8b", "1e9", **{**asked, "batch_size": cost.batch_size})
         configs = cost.over_time.parallel, run.spread.step.parallel, place.over.parallel
         assert {(parallel.microbatches, parallel.microbatch) for parallel in configs} == {
-            (number, given.get("microbatch", 1))
+            (number, 8 if given in undivided else 1)
         }
         assert memory.accumulate == number
         assert memory.peak == run.spread.peak == cost.memory.peak == place.memory.peak

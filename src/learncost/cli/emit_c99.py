@@ -34,6 +34,7 @@ from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
+from learncost.models.sizes import check_size
 from learncost.models.storage import check_finite, path_of, read_arrays, write_arrays
 from learncost.models.tables import letters
 from learncost.passes.plan import plan_of, planned
@@ -432,7 +433,7 @@ def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:
     learning = {
         "procedure": request.procedure or "bp",
         "optimizer": request.optimizer or DEFAULT,
-        "accumulate": int(number("accumulate", request.accumulate or 1, True)),
+        "accumulate": check_size("accumulate", request.microbatches),
         **{name: float(number(name, value, False)) for name, value in numbers.items() if value is not None},
         **{name: getattr(request, name) for name in ADAPTING},
         **({"precision": kind.name} if kind.computed != kind.name else {}),

@@ -123,7 +123,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         from learncost.reports.recorded import with_kernels  # imported where it is needed: start-up counts
 
         answer = with_kernels(answer, request, cluster)
-    parts = counted(request.accumulate) or 0
+    parts = counted(request.microbatches) or 0
     if request.is_training and parts != 1 and not request.is_sharded:
         if not parts or answer.batch_size % parts:
             wrong = parts or shown(request.accumulate)

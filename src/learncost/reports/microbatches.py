@@ -48,10 +48,10 @@ def in_microbatches(request: Request, usual: int | None = None) -> Request:
     Raises `InputError` for an indivisible batch: an axis of size 1 is not sharded.
     """
     axes, stages = _shards_and_stages(request)
-    shares, number = prod(axes.values()), check_size("accumulate", request.accumulate)
+    shares, number = prod(axes.values()), check_size("accumulate", request.microbatches)
     microbatch = None if request.microbatch is None else check_size("microbatch", request.microbatch)
-    given = lengths_of(request)[0].get("batch_size")
-    batch = given or usual or shares * (microbatch or 1) * (number if number > 1 else stages)
+    given, is_fixed = lengths_of(request)[0].get("batch_size"), request.accumulate is not None
+    batch = given or usual or shares * (microbatch or 1) * (number if is_fixed else stages)
     each, left = divmod(batch, shares)
     if left:
         several = f"{batch:,} sequence{'s are' if batch > 1 else ' is'}"
@@ -62,12 +62,12 @@ def in_microbatches(request: Request, usual: int | None = None) -> Request:
     if not request.is_training:
         return replace(request, batch_size=batch)
     if microbatch is None:
-        microbatch = -(-each // number) if number > 1 or (stages == 1 and given) else 1
-    unit = microbatch * number if number > 1 else microbatch
-    if each % unit or (number > 1 and each != unit):
-        parts = f"accumulate = {number:,} microbatches" if number > 1 else "microbatches"
+        microbatch = -(-each // number) if is_fixed or (stages == 1 and given) else 1
+    unit = microbatch * number
+    if each % unit or (is_fixed and each != unit):
+        parts = f"accumulate = {number:,} microbatches" if is_fixed else "microbatches"
         raise InputError(
             f"a batch shard of {each:,} is not {parts} of {microbatch:,}: the next divisible batch_size is "
-            f"{(unit if number > 1 else -(-each // unit) * unit) * shares:,}"
+            f"{(unit if is_fixed else -(-each // unit) * unit) * shares:,}"
         )
     return replace(request, batch_size=batch, microbatch=microbatch, accumulate=each // microbatch)

@@ -95,7 +95,7 @@ class Request:
     dtype: str | None = None
     precision: str | None = None
     optimizer_implementation: str = ""
-    accumulate: int | str = 1
+    accumulate: int | str | None = None
     clip: float | str | None = None
     loss: str = ""
     task: str = ""
@@ -147,7 +147,7 @@ class Request:
             from learncost.passes.plan import NONE  # imported where it is needed: start-up counts
 
             named["plan"] = NONE
-        # what is typed is a text: --accumulate 1 is the default
+        # what is typed is a text: --checkpoint-every 1 is the default
         other = {name: value for name, value in named.items() if value not in (usual[name], f"{usual[name]}")}
         return other | {**self.sizes}
 
@@ -155,6 +155,11 @@ class Request:
     def lengths(self) -> dict[str, Any]:
         """The batch size and the lengths of sequences that were given, by name."""
         return {name: value for name in RUN if (value := getattr(self, name)) is not None}
+
+    @property
+    def microbatches(self) -> int | str:
+        """The microbatches of gradient accumulation on one device: one where none are given."""
+        return 1 if self.accumulate is None else self.accumulate
 
     @property
     def is_typed(self) -> bool:

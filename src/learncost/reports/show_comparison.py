@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from learncost.ir.errors import counted
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.run import left_out_text
@@ -70,7 +71,7 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         notes.append(f"Peak memory, {left_out_text(unknown)}.")
     if of_lines := {name: cost._instead for name, cost in costs.items() if cost._instead}:
         notes.append(f"Time of kernels, {left_out_text(of_lines)}.")
-    if (asked := first._request) and asked.given.get("accumulate"):
+    if (asked := first._request) and counted(asked.microbatches) != 1:
         more, split = ("", " time and") if first.recorded else (" and time", "")
         notes.append(f"Counts{more} are of the undivided batch,{split} memory of {asked.accumulate} microbatches.")
     if comparison.left_out:

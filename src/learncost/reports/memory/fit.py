@@ -316,8 +316,8 @@ def fit(
         raise InputError("give --budget, such as --budget 24GB, or --on with a device of known memory")
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
-    microbatches = check_size("accumulate", request.accumulate, MICROBATCHES)
-    microbatches = stages_of(request) if microbatches == 1 and trained else microbatches
+    microbatches = check_size("accumulate", request.microbatches, MICROBATCHES)
+    microbatches = stages_of(request) if request.accumulate is None and trained else microbatches
     trains = over or microbatches > 1
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else (NAME, *PROCEDURES))))
     alone = next((name for name in names if name in ONE_PASS), "")

@@ -238,7 +238,7 @@ class MemoryQuestion:
         ).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or DEFAULT_ENGINE, memory_engines())
         run = prepare(replace(counted_alone, procedure=procedure))
-        chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
+        chosen, accumulate, planner = request.optimizer or DEFAULT, request.microbatches, chosen_engine.planner
         if request.is_sharded:
             from learncost.reports.microbatches import whole_batch  # only where there is a mesh
 

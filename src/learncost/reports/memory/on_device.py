@@ -195,7 +195,7 @@ def _tried(request: Request, answer: Memory) -> Iterator[tuple[str, tuple[Mappin
             yield "half the context", ({"context": answer.context // 2},)
         return
     yield from SUGGESTED_CHANGES.items()
-    if answer.batch_size > 1 and (counted(request.accumulate) or 1) == 1 and not request.is_sharded:
+    if answer.batch_size > 1 and counted(request.microbatches) == 1 and not request.is_sharded:
         yield "microbatches of one", ({"accumulate": answer.batch_size},)
     if answer.seq_len > 1:
         yield "half the length", ({"seq_len": answer.seq_len // 2},)

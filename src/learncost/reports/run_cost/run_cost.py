@@ -213,7 +213,7 @@ def run_over(request: Request, given: RunAssumptions, many: SpreadStep | None = 
     machine, attained = _machine(on, dtype)
     one = replace(request, tokens=None, on=None, mesh=None, place=None, placement=None, dtype=None, precision=precision)
     if over_devices:  # operations are counted on one device, without microbatches and stages
-        one = replace(one, plan=None, microbatch=None, chunks=None, schedule="1f1b", accumulate=1)
+        one = replace(one, plan=None, microbatch=None, chunks=None, schedule="1f1b", accumulate=None)
     step = cost(one, by="macro-operation")
     if step._built is not None:
         check_batch(step._built.table, step.model, step._built.configuration.layer)

@@ -55,7 +55,7 @@ def mesh_sharding(request: Request, table: Table, several: Sequence[Clause] = ()
     if grid.sizes.get(PIPELINE, 1) > 1 and all(clause.mesh != PIPELINE for clause in several):
         several = (*clauses(f"{BLOCKS} over {PIPELINE}"), *several)
     pipeline, schedule = pipeline_of(table, grid, several), request.schedule
-    chunks, microbatches = chunks_of(request), (int(request.microbatch or 1), counted(request.accumulate) or 1)
+    chunks, microbatches = chunks_of(request), (int(request.microbatch or 1), counted(request.microbatches) or 1)
     buffers = communication_buffers_of(request)
     parallel = ParallelConfig(grid.sizes, *microbatches, schedule, communication_buffers=buffers)
     if pipeline is None and grid.sizes.get(PIPELINE, 1) > 1:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from learncost.importer.axes import AxisClass, leaves
 from learncost.importer.equations import Equation, Fold, Item, NamedView, Operand
 from learncost.importer.fold import LineFacts, ModuleBlock, has_same_sizes, join_blocks
-from learncost.importer.text import needed, through
+from learncost.importer.rewrites import needed, through
 from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, View, ViewAxis
 from learncost.ir.dataclass import dataclass, replace
 

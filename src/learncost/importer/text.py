@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv
@@ -14,122 +13,19 @@ from learncost.importer.axes import AxisClass, Size, equal, leaves
 from learncost.importer.equations import (
     DimensionCondition,
     Equation,
-    Item,
     NamedView,
     NumberOperand,
     Operand,
-    indices_of,
 )
 from learncost.importer.sized import without_rests
-from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, View, ViewAxis
-from learncost.ir.dataclass import dataclass, field, replace
+from learncost.importer.views import AxisIndex, Index, IndexedAxis, StoredValue, ViewAxis
+from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
 
-_Line = TypeVar("_Line", Equation, Item)
 _POWER = re.compile(r"\b([^\W\d]\w*)\*\*(\d)\b")
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
-
-
-def needed(items: Sequence[_Line], outputs: Iterable[StoredValue]) -> list[_Line]:
-    """Return the lines, or loops of lines, that outputs depend on, in order (dead code elimination)."""
-    wanted = set(outputs)
-    kept = []
-    for item in reversed(items):
-        if not wanted.isdisjoint(item.made):
-            wanted.update(item.reads)
-            kept.append(item)
-    return kept[::-1]
-
-
-def read_in_products(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
-    """Fold a gather into the only product that sums over its index: `W[e=T[B M t] d f]`.
-
-    The cost model then sees the matrix, and the selected rows use no memory. If the selected rows are the columns of a
-    matrix, like vectors that are compared with queries, they remain an array.
-    """
-    readers: dict[StoredValue, list[Equation]] = {}
-    for equation in equations:
-        for stored in equation.reads:
-            readers.setdefault(stored, []).append(equation)
-    outputs = set(outputs)
-    gathers = {equation.stored: equation for equation in equations if _is_gather(equation)}
-    result = []
-    for equation in equations:
-        operands = list(equation.operands)
-        for place, operand in enumerate(operands):
-            gather = gathers.get(operand.view.stored) if isinstance(operand, NamedView) else None
-            if gather is None or equation.kind != "product" or gather.stored in outputs:
-                continue
-            assert isinstance(operand, NamedView)
-            view = operand.view.fresh()
-            is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
-            alone = readers[gather.stored] == [equation] and view.is_plain and len(operands) > 1
-            if alone and is_summed and not _are_columns(equation, operand, gather):
-                (source,) = gather.operands
-                assert isinstance(source, NamedView)
-                operands[place] = NamedView(through(view, gather, source), operand.letters)
-        result.append(replace(equation, operands=tuple(operands)))
-    return result
-
-
-def _are_columns(equation: Equation, operand: NamedView, gather: Equation) -> bool:
-    """Return whether a product with a gathered value is a matrix product by the axes of its index alone."""
-    (source,) = gather.operands
-    assert isinstance(source, NamedView)
-    made, read, view = gather.left[0].view.fresh(), source.view.fresh(), operand.view.fresh()
-    rows = dict(zip(source.letters, read.dims, strict=True))
-    direct = set()
-    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
-        for mine, theirs in zip(row, rows[letter], strict=True):
-            if any(each is theirs for each in read.index):
-                place = next(number for number, each in enumerate(made.index) if each is mine)
-                direct |= {
-                    name for name, slots in zip(operand.letters, view.dims, strict=True) if view.index[place] in slots
-                }
-    others = {
-        letter
-        for each in equation.operands
-        if isinstance(each, NamedView) and each is not operand
-        for letter, row in zip(each.letters, each.view.dims, strict=True)
-        if row
-    }
-    out = set(equation.left[0].letters)
-    here = {name for name, row in zip(operand.letters, view.dims, strict=True) if row}
-    return _is_of_matrices(here, others, out) and not _is_of_matrices(direct, others, out)
-
-
-def _is_of_matrices(one: set[Hashable], other: set[Hashable], out: set[Hashable]) -> bool:
-    """Return whether each factor keeps an axis that the other lacks, and both share a summed one."""
-    return bool((one - other) & out and (other - one) & out and (one & other) - out)
-
-
-def _is_gather(equation: Equation) -> bool:
-    """Return whether a line does nothing but read a weight at an index."""
-    if equation.kind != "product" or len(equation.operands) != 1 or len(equation.left) != 1 or equation.where:
-        return False
-    (operand,) = equation.operands
-    return isinstance(operand, NamedView) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
-
-
-def through(view: View, line: Equation, source: NamedView) -> View:
-    """Return a view of the value that a line makes as a view of one of its operands."""
-    made, read = line.left[0].view.fresh(), source.view.fresh()
-    rows = dict(zip(source.letters, read.dims, strict=True))
-    slots: dict[ViewAxis, ViewAxis] = {}
-    spread = set[ViewAxis]()
-    for letter, row in zip(line.left[0].letters, made.dims, strict=True):
-        theirs = rows.get(letter, ())
-        for number, mine in enumerate(row):
-            here = [each for each, index in zip(view.index, made.index, strict=True) if index is mine]
-            for slot in (each for each in here if isinstance(each, ViewAxis)):
-                if theirs:
-                    slots[theirs[number]] = slot
-                else:
-                    spread.add(slot)
-    moved = read.swapped(slots)
-    return View(moved.stored, moved.index, view.dims, moved.spread | spread)
 
 
 def identifier(text: str) -> str:

@@ -17,13 +17,13 @@ from learncost.importer.export import Exported, export
 from learncost.importer.fold import every_item, folded, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.loops import rolled
-from learncost.importer.masks import before_masks
 from learncost.importer.nodes import SAME_SIZES, is_float, is_leaf, operator_name, size_of
 from learncost.importer.opaque import CalledOperator
 from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
 from learncost.importer.registered import body_of
-from learncost.importer.text import TextWriter, needed, read_in_products
+from learncost.importer.rewrites import before_masks, needed, read_in_products
+from learncost.importer.text import TextWriter
 from learncost.importer.tried import has_fraction
 from learncost.importer.unit_dims import as_given, kept_axes
 from learncost.importer.views import Complex, GivenTensor, IntegerValue, SelectedPositions, StoredValue, View

@@ -12,6 +12,7 @@ from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
+from learncost.ops.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,12 @@ def by_eager(table: Table, asked: str | None) -> tuple[str, str]:
 def recomputes_blocks(text: str) -> bool:
     """Return whether a plan saves the input of each block alone, as the procedure recompute does."""
     return CHECKPOINTS in map(str.strip, text.split(","))
+
+
+def check_optimizer(text: str, optimizer: str) -> None:
+    """Raise `InputError` if a plan updates weights in the epilogue of a product, and the optimizer needs all of it."""
+    if "epilogue-update" in text and optimizer not in OPTIMIZERS:
+        raise InputError(f"the plan epilogue-update requires an elementwise optimizer: {', '.join(OPTIMIZERS)}")
 
 
 def check_plan(table: Table, asked: str, name: str, is_sharded: bool = False) -> None:

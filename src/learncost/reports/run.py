@@ -405,13 +405,16 @@ def _again(request: Request, batch: int) -> tuple[int, int]:
 
 def _check_plan(request: Request, model: Model, procedures: tuple[str, ...]) -> None:
     """Raise `InputError` if the plan of a request changes nothing in a step of any procedure."""
-    from learncost.passes.plan import check_plan  # imported where it is needed: start-up counts
+    from learncost.passes.plan import check_optimizer, check_plan  # imported where it is needed: start-up counts
 
     parts = map(str.strip, (request.plan or "").split(","))
     plan = ",".join(part for part in parts if request.timed_by != "eager" or part != LIGER_PLAN or not model.learns)
 
+    optimizer = request.optimizer or default_optimizer()
+    check_optimizer(plan, optimizer)
+
     def check(name: str) -> None:
-        table = step(Structure(model).model, name, request.optimizer or default_optimizer())
+        table = step(Structure(model).model, name, optimizer)
         check_plan(table, plan, model.configuration.name, request.is_sharded)
 
     if procedures:

@@ -19,7 +19,7 @@ from learncost.liveness import BUFFERS, Live, Liveness, levels, live, moments, s
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import default_module
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.plan import CHOSEN, planned, recomputes_blocks
+from learncost.passes.plan import CHOSEN, check_optimizer, planned, recomputes_blocks
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.optimizer import PAGED, StoredStates, check_projected, paged, state_of, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -294,8 +294,7 @@ class MemoryStep:
             self.plan = (planner or by_lines)(self, self.sizes())
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
-        if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
-            raise InputError(f"the plan epilogue-update requires an elementwise optimizer: {', '.join(OPTIMIZERS)}")
+        check_optimizer(self.plan, optimizer)
         self._levels_of: Callable[[_TripCounts], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)

@@ -66,8 +66,9 @@ def test_no_plan_without_its_reason() -> None:
         planned(with_clipping(table_of("gpt2")), "epilogue-update")
     with pytest.raises(InputError, match="remove the plan epilogue-update"):
         lc.memory("gpt2", batch_size=2, seq_len=16, accumulate=2, plan="epilogue-update", engine="graph")
-    with pytest.raises(InputError, match="requires an elementwise optimizer"):
-        lc.memory("gpt2", seq_len=16, optimizer="muon", plan="epilogue-update", engine="graph")
+    for ask in (lc.memory, lc.cost, lc.compare):
+        with pytest.raises(InputError, match="requires an elementwise optimizer"):
+            ask("gpt2", seq_len=16, optimizer="muon", plan="epilogue-update")
 
 
 def test_weight_decay_stands_in_the_product_too() -> None:

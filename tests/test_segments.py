@@ -104,7 +104,7 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
             use()
     for command in (
         "cost gpt2",
-        "memory gpt2 --engine graph",
+        *(f"memory gpt2 --engine {engine}" for engine in ("graph", "numpy", "torch")),
         "compare gpt2",
         "emit gpt2",
         "verify gpt2 --engine torch --n_embd 24 --n_head 4 --vocab_size 61",

@@ -11,7 +11,8 @@ from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.ir.dataclass import dataclass
 from learncost.ir.errors import InputError, to_install
-from learncost.ir.polynomial import shape_of
+from learncost.ir.loop import repeats
+from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
 from learncost.program.fake_arrays.numpy import OBJECTS, NumPyRun, running_line
@@ -67,6 +68,8 @@ def executed(
     mesh     the devices along each axis, of a placed table
     Indices are of 8 bytes, conditions of one, all other arrays of the data type.
     """
+    for loop in repeats(table.lines):
+        size_of(loop.count, sizes)  # the text divides a loop into segments without a check
     written = program(table, library, sizes=sizes, dtype=dtype)
     most, text = peak(recorded(written, table, sizes, dtype, library, mesh)), written.text.splitlines()
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]

@@ -252,7 +252,8 @@ class LineSharding:
     def operand(self, operand: Operand, reason: CollectiveReason) -> Operand:
         if isinstance(operand, Literal):
             return operand
-        layout = ShardLayout(tuple(map(self.sharded_over, operand.axes)), self._kept_partial(operand.name))
+        partial = frozenset((q, how) for q, how in self.scope.pending(operand.name) if self.passes.get(q) == how)
+        layout = ShardLayout(tuple(map(self.sharded_over, operand.axes)), partial)
         rows = self.rows
         if rows is not None and not operand.indexed and {*operand.axes} & {*rows.axes}:
             axes = (*rows.axes, *(axis for axis in operand.axes if axis not in rows.axes))
@@ -262,9 +263,6 @@ class LineSharding:
             array = self.scope.dispatched(operand, layout, rows.choice, rows.axes, axes, split, reason)
             return Term(array, tuple(self.axis(str(axis)) for axis in axes))
         return self.term(operand, self.scope.at(operand.name, layout, reason), reason)
-
-    def _kept_partial(self, name: str) -> frozenset[tuple[str, str]]:
-        return frozenset((q, how) for q, how in self.scope.pending(name) if self.passes.get(q) == how)
 
     def term(self, term: Term, name: str, reason: CollectiveReason) -> Term:
         return Term(name, tuple(self.placed_axis(axis, reason) for axis in term.axes))

@@ -89,12 +89,15 @@ class MemoryCurve(Serializable):
 
     def alive(self, place: int) -> tuple[LiveInterval, ...]:
         """Return the live arrays at a line, those of one name together, the largest first."""
-        merged: dict[tuple[str, tuple[int, ...], str, str | None], LiveInterval] = {}
+        groups: dict[object, list[LiveInterval]] = {}
         for array in self.arrays:
             if array.first <= place <= array.last:
-                key = array.name, array.shape, array.layer, array.block
-                merged[key] = _together(merged[key], array) if key in merged else array
-        return tuple(sorted(merged.values(), key=lambda array: -array.bytes))
+                groups.setdefault((array.name, array.shape, array.layer, array.block), []).append(array)
+        merged = (
+            replace(several[0], number=sum(each.number for each in several), bytes=sum(each.bytes for each in several))
+            for several in groups.values()
+        )
+        return tuple(sorted(merged, key=lambda array: -array.bytes))
 
     @cached_property
     @Key()
@@ -136,16 +139,6 @@ def curve(answer: Memory) -> MemoryCurve:
         lines=answer.curve,
         brackets=tuple(_brackets(answer.curve)),
         arrays=tuple(replace(array, name=array.name.rstrip("*")) for array in answer.arrays),
-    )
-
-
-def _together(array: LiveInterval, other: LiveInterval) -> LiveInterval:
-    return replace(
-        array,
-        number=array.number + other.number,
-        bytes=array.bytes + other.bytes,
-        first=max(array.first, other.first),
-        last=min(array.last, other.last),
     )
 
 

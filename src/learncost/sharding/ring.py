@@ -109,29 +109,24 @@ class _Rings:
         return result
 
     def scope(self, scope: _RingScope) -> _RingScope:
-        """Rewrite the lines of a scope outside of its loops."""
-        for mesh_axis, size in self.mesh.axes:
-            if size > 1:
-                self.over(scope, mesh_axis)
-        return scope
-
-    def over(self, scope: _RingScope, mesh_axis: str) -> None:
-        """Rewrite the regions of a scope over a mesh axis."""
+        """Rewrite the regions of a scope, outside of its loops, over every mesh axis."""
 
         def is_value(name: str) -> bool:
             value_name = self.holds.get(name, name)
             return kind_of(self.whole, value_name, self.whole.known.get(value_name, Value(())))[0] == "values"
 
-        for region in regions(scope.lines, mesh_axis, is_value):
-            normalizers = scope.before.normalizers if scope.before else {}
-            lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
-            try:
-                self.region(scope, region, normalizers)
-            except RingError as reason:
-                scope.lines[:], scope.values, self.holds = lines, values, holds
-                if any(is_softmax(line) and line.axes == (region.axis(line),) for line in region.body):
-                    self.why = self.why or str(reason)
-                self.stays |= {n: str(reason) for line in region.lines for n in line.makes if n in normalizers}
+        for mesh_axis in (name for name, size in self.mesh.axes if size > 1):
+            for region in regions(scope.lines, mesh_axis, is_value):
+                normalizers = scope.before.normalizers if scope.before else {}
+                lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
+                try:
+                    self.region(scope, region, normalizers)
+                except RingError as reason:
+                    scope.lines[:], scope.values, self.holds = lines, values, holds
+                    if any(is_softmax(line) and line.axes == (region.axis(line),) for line in region.body):
+                        self.why = self.why or str(reason)
+                    self.stays |= {n: str(reason) for line in region.lines for n in line.makes if n in normalizers}
+        return scope
 
     def region(self, scope: _RingScope, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
         """Make the rings of a region, if its lines sum over the gathered axis. Raises `RingError`."""

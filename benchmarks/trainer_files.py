@@ -38,6 +38,7 @@ import learncost as lc
 from learncost.ir.errors import InputError
 from learncost.reports.trainer_step import keywords_of, not_counted, read_step
 from learncost.trainer_files.names import copied, named
+from learncost.trainer_files.reading import AXES
 
 READINGS = Path(__file__).with_name("trainer_files_readings.json")
 """A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
@@ -78,8 +79,8 @@ def outcome(path: str, answers: bool = False) -> tuple[str, str, str]:
     if reading.refused:
         return name, "another task", reading.refused
     given: dict[str, object] = {ask: GIVEN[ask] for ask in reading.asks if ask in GIVEN}
-    if "devices" in reading.asks:
-        axes = {"pp": step.pp, "cp": step.cp, "tp": step.tp}
+    if {"devices", *AXES} & {*reading.asks}:
+        axes = {axis: 2 if axis in reading.asks else step.get(axis) for axis in ("pp", "cp", "tp")}
         given["mesh"] = ",".join(["dp=8", *(f"{axis}={size}" for axis, size in axes.items() if (size or 1) > 1)])
     if "the DeepSpeed file" in reading.asks:
         return name, "asks for the DeepSpeed file", ""

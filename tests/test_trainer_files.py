@@ -704,8 +704,16 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
     assert "batch_size" in read_files([str(path)]).asks
     path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
     assert read_files([str(path)]).step.sizes is None  # of a model that is given
-    path.write_text(SHELL.replace("model-parallel-size 2", "model-parallel-size $WIDTH"))
-    with pytest.raises(lc.InputError, match=r"model-parallel-size is '\$WIDTH': only references to what"):
+    path.write_text(SHELL.replace("model-parallel-size 2", "model-parallel-size ${WIDTH:+$WIDTH}$5"))
+    assert read_files([str(path)]).asks == ("tp", "vocab_size")
+    with pytest.raises(lc.InputError, match="does not say over how many devices: add --mesh dp=N,tp=N"):
+        lc.request_of(str(path), devices=32)
+    asked = lc.request_of(str(path), mesh="dp=16,tp=2", vocab_size=50432)
+    assert (asked.batch_size, asked.accumulate, asked.placement) == (256, 8, "ddp,megatron")
+    path.write_text(SHELL.replace("GPUS=8;", "GPUS=8; MICRO=${11};"))  # an argument that has a usual value
+    assert read_files([str(path)]).step == step
+    path.write_text(SHELL.replace("--hidden-dropout 0", "--hidden-dropout $1"))
+    with pytest.raises(lc.InputError, match=r"hidden-dropout is '\$1': only references to what"):
         read_files([str(path)])
     path.write_text(SHELL.replace("* 2))", "* 1))").replace("GPUS=8", "GPUS=1").replace("size 2", "size 4"))
     assert "devices" in read_files([str(path)]).asks  # two devices are no mesh with tp 4

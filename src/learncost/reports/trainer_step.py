@@ -26,7 +26,15 @@ from learncost.sharding.mesh import mesh as mesh_of
 from learncost.sharding.presets import NAMED
 from learncost.trainer_files.framework import ENGINE, FULL, SELECTIVE, Step
 from learncost.trainer_files.names import copied, family_of, named
-from learncost.trainer_files.reading import NAMED_FILES, KeyRead, Reading, TrainerFiles, is_trainer_file, read_files
+from learncost.trainer_files.reading import (
+    AXES,
+    NAMED_FILES,
+    KeyRead,
+    Reading,
+    TrainerFiles,
+    is_trainer_file,
+    read_files,
+)
 
 HUB = Path("~/.cache/huggingface/hub")
 """The folder of huggingface_hub's downloads on this machine; it is read, and nothing is fetched."""
@@ -106,8 +114,10 @@ def keywords_of(reading: Reading, model: str = "", **given: Any) -> dict[str, An
     if missing := next((name for name in NAMED_FILES if name in reading.asks), ""):
         named_file = missing.replace("the a", "an a").replace("the ", "a ")
         raise InputError(f"{where} names {named_file} that is not in its folder: give that file behind it")
-    if given.get("mesh") is None and given.get("devices") is None and "devices" in reading.asks:
-        inner = f",{mesh}" if mesh else ""
+    unknown = [axis for axis in AXES if axis in reading.asks]
+    if given.get("mesh") is None and (unknown or (given.get("devices") is None and "devices" in reading.asks)):
+        sizes_known = {axis: step.get(axis) or 1 for axis in AXES} | dict.fromkeys(unknown, "N")
+        inner = "".join(f",{axis}={size}" for axis, size in sizes_known.items() if size != 1)
         shards = f"shards the step ({placement}) and " if placement else ""
         raise InputError(f"{where} {shards}does not say over how many devices: add --mesh dp=N{inner}")
     if step.seq_len is None and given.get("seq_len") is None:

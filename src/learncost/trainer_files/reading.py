@@ -24,6 +24,9 @@ NAMED_FILES = {"the DeepSpeed file": ENGINE, "the accelerate file": LAUNCH, "the
 BATCHES = ("micro_batch_size", "accumulate", "global_batch_size")
 """Fields of a step that two files must not have with different values."""
 
+AXES = ("pp", "cp", "tp", "ep")
+"""Fields of a step that are axes of a mesh, the innermost last."""
+
 COUNTS = (*BATCHES, "seq_len", "lora_rank")
 """Fields of a step that are numbers from 1."""
 
@@ -231,11 +234,11 @@ def read_documents(known: Sequence[tuple[Framework, Document]]) -> Reading:
         for key, value in [*given.items()]:
             if framework.takes(key) and _is_open(value):
                 fields = {name.partition(".")[0] for name in framework.gives(key)}
-                if not fields <= {*BATCHES, "devices", "seq_len", "sizes", "model"}:
+                if not fields <= {*BATCHES, *AXES, "devices", "seq_len", "sizes", "model"}:
                     raise InputError(
                         f"{document.at(key)} is {shown(value)}: only references to what the file sets are resolved"
                     )
-                is_sized &= "sizes" not in fields
+                is_sized &= "sizes" not in fields or not fields.isdisjoint(AXES)  # which fill up a vocabulary
                 opened[key] = given.pop(key)
         usual = {key: value for key, (value, _) in framework.defaults.items() if key not in given | opened}
         holding, before = list[KeyRule](), step
@@ -283,12 +286,11 @@ def _asked(parts: Sequence[_FilePart], step: Step) -> set[str]:
         asks.discard("vocab_size")
     roles = {part.framework.role for part in parts}
     asks -= {name for name, role in NAMED_FILES.items() if role in roles}
-    is_open = any(
-        _is_open(part.document.values[key]) and part.framework.gives(key) & {*BATCHES}
-        for part in parts
-        for key in {*part.document.values} - {*part.given}
-    )
-    asks |= {"batch_size"} if is_open or step.micro_batch_size is None else set()
+    keys = [(part, key) for part in parts for key in {*part.document.values} - {*part.given}]
+    fields = [part.framework.gives(key) for part, key in keys if _is_open(part.document.values[key])]
+    is_open = set[str]().union(*fields)
+    asks |= {"batch_size"} if is_open & {*BATCHES} or step.micro_batch_size is None else set()
+    asks |= is_open & {*AXES}
     return asks | ({"seq_len"} if step.seq_len is None else set())
 
 

@@ -34,8 +34,11 @@ HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*\n(?:.*\n){0,1000}?[ \t]*\1[ \t
 ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 
 VARIABLE = re.compile(
-    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?(?P<sets>[-=])(?P<usual>[^}]{0,1000}))?\}|\$(?P<plain>\w+|\#)"
+    r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\)|\$\{(?P<name>\w+)(?:\[[@*]\])?(?::?(?P<sets>[-=+])(?P<usual>[^}]{0,1000}))?\}|\$(?P<plain>\w+|\#)"
 )
+
+POSITIONAL = re.compile(r"\$\d|\$\{\d+\}")
+"""An argument of the script, which has none where a variable has another value without it."""
 
 ARGUMENT = re.compile(r"--(?P<flag>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?|\+*(?P<key>[a-z][\w.]*)=(?P<text>.*)", re.DOTALL)
 
@@ -235,6 +238,10 @@ def _expanded(text: str, script: ShellScript) -> str:
         if found["sets"] == "=":
             script.variables.setdefault(found["name"], found["usual"])
         value = script.variables.get(found["name"] or found["plain"])
+        if found["sets"] and value and POSITIONAL.fullmatch(value):
+            value = None
+        if found["sets"] == "+":
+            return found["usual"] if value else ""
         return value if value is not None else found[0] if found["usual"] is None else found["usual"]
 
     result = VARIABLE.sub(value_of, text)

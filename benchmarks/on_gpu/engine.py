@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -84,10 +85,15 @@ class SideEnded(BaseException):
     """A side takes too long: no `Exception`, which torch.compile takes for the failure of a kernel that it tries."""
 
 
-def engine(asked: Asked) -> Iterator[Row]:
-    """Losses beside autocast's, predictions of ours, then the floor, the rows of each side, and the kernels of ours."""
-    began, name = time.perf_counter(), "{0.model}, {0.batch_size} x {0.seq_len}".format
-    several, predicted = subjects(asked), dict[str, int]()
+def engine(asked: Asked, first: int = 0, gone: float = 0.0, known: Mapping[str, int] | None = None) -> Iterator[Row]:
+    """Losses beside autocast's, predictions of ours, then the floor, the rows of each side, and the kernels of ours.
+
+    After an error that ends all kernels of a process, such as an illegal access, what follows runs in another one.
+
+    first, gone, known  where this process begins: the number of a section, the seconds before, what was predicted
+    """
+    began, name = time.perf_counter() - gone, "{0.model}, {0.batch_size} x {0.seq_len}".format
+    several, predicted = subjects(asked), {**(known or {})}
     sided = [(f"{name(subject)}, {side}", side, subject)
              for side, (_, number) in SIDES.items() for subject in several[:number]]  # fmt: skip
     sections: list[tuple[str, Callable[[str], Iterator[Row]]]] = []
@@ -96,8 +102,9 @@ def engine(asked: Asked) -> Iterator[Row]:
                  for what, side, subject in sided if not isinstance(SIDES[side][0], type)]  # fmt: skip
     sections += [(f"{name(subject)}, floor", partial(_floor, subject, asked)) for subject in several]
     sections += [(what, partial(_side, side, subject, asked, predicted)) for what, side, subject in sided]
-    yield {"what": torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU, in Triton's interpreter"}
-    for what, find in sections:
+    if not first:
+        yield {"what": torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU, in Triton's interpreter"}
+    for number, (what, find) in enumerate(sections[first:], first + 1):
         if not asked.takes(what):
             continue
         passed = time.perf_counter() - began
@@ -110,7 +117,25 @@ def engine(asked: Asked) -> Iterator[Row]:
                 yield from find(what)
         except (Exception, SideEnded) as error:  # the next side goes on
             yield {"what": what, "error": message_of(error)}
+            if "CUDA error" in str(error) or "Triton Error [CUDA]" in str(error):
+                yield from _in_another_process(asked, number, time.perf_counter() - began, predicted)
+                return
     _clear(asked)
+
+
+def _in_another_process(*rest: Any) -> Iterator[Row]:
+    context = get_context("spawn")
+    rows: Any = context.Queue()
+    process = context.Process(target=_put, args=(rows, *rest))
+    process.start()
+    yield from iter(partial(rows.get, timeout=END), None)
+    process.join()
+
+
+def _put(rows: Any, *rest: Any) -> None:
+    for row in engine(*rest):
+        rows.put(row)
+    rows.put(None)
 
 
 def _clear(asked: Asked) -> None:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,6 @@ def c_compiler() -> tuple[str, ...]:
     return tuple(command)
 
 
-@cache
-def cpp_compiler() -> str:
-    """Return the C++ compiler of this machine, for the counting number type. Raises `InputError` without one."""
-    if (command := next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)) is None:
-        raise InputError("no C++ compiler found: install one of c++, g++, clang++")
-    return command
-
-
 def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Sequence[str] = ("-O1",)) -> FirmwareRun:
     """Run a program's steps on batches, from named weights and states, then a prediction.
 
@@ -112,7 +103,10 @@ def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict
     header = header.replace('extern "C" {', "").replace("#ifdef __cplusplus\n}\n#endif", "")
     texts = {f"{program.prefix}.h": header, f"{program.prefix}.c": source}
     texts |= {"counted.h": _COUNTED.read_text(encoding="utf-8"), "main.cpp": _main(program, len(batches), True)}
-    command = (cpp_compiler(), "-std=c++17", "-w", "-O1", "main.cpp")
+    compilers = "c++", "g++", "clang++"
+    if (found := next(filter(shutil.which, compilers), None)) is None:
+        raise InputError(f"no C++ compiler found: install one of {', '.join(compilers)}")
+    command = (found, "-std=c++17", "-w", "-O1", "main.cpp")
     output = _executed(texts, command, _bytes(program, begin, batches, "<f8"))
     rows = (line.split() for line in output.decode().splitlines())
     return {int(number): (int(maccs), int(flops)) for number, maccs, flops in rows}

@@ -139,25 +139,24 @@ class StepInTriton(InPlace):
         """The kernels of the first step: if deterministic, what that costs is timed."""
         if not self.deterministic:
             return self._kernels
-        timed = {
-            each.name: self._timed(getattr(self._kernels, each.name))
-            for each in self.program.functions
-            if each.by_atomics
-        }
+        names = [each.name for each in self.program.functions if each.by_atomics]
+        timed = {name: self._timed(getattr(self._kernels, name)) for name in names}
         return SimpleNamespace(**{**vars(self._kernels), **timed})
 
     def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
         """Return a function that runs both ways, the deterministic one last, after one run each that loads kernels."""
 
+        def wait() -> None:
+            if self.device != "cpu":
+                torch.cuda.synchronize(self.device)
+
         def seconds(arguments: tuple[Any, ...], deterministic: bool) -> float:
             with _deterministic(deterministic):
                 for _ in range(2):
-                    if self.device != "cpu":
-                        torch.cuda.synchronize(self.device)
+                    wait()
                     begun = perf_counter()
                     function(*arguments)
-                if self.device != "cpu":
-                    torch.cuda.synchronize(self.device)
+                wait()
                 return perf_counter() - begun
 
         def run(*arguments: Any) -> None:

@@ -29,7 +29,7 @@ from learncost.ops import entry
 def fused_update(table: Table, together: bool = False) -> Table:
     """Return the step with the optimizer's lines right after the gradients, which are no longer outputs.
 
-    together  whether vectors wait for one another
+    together  whether one kernel updates all vectors of one shape, at the end
     Raises `InputError` if a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     chains, common = _chains(table)
@@ -57,11 +57,6 @@ def fused_update(table: Table, together: bool = False) -> Table:
     return replace(table, lines=tuple(lines), outputs=outputs)
 
 
-def multi_tensor_update(table: Table) -> Table:
-    """Return the step of fused-update, in which one kernel updates all vectors of one shape."""
-    return fused_update(table, together=True)
-
-
 def _is_vector(lines: Iterable[Statement], gradient: str) -> bool:
     """Return whether a gradient, or each of a stack, is a sum over rows, such as a bias's and a gain's."""
     maker = next((line for line in lines if gradient in line.makes), None)
@@ -77,8 +72,8 @@ def _is_vector(lines: Iterable[Statement], gradient: str) -> bool:
 
 def _elementwise(chain: Iterable[Line], axes: Axes) -> bool:
     """Return whether the lines of an update have these axes, and no operator combines several elements."""
-    whole = (isinstance(line, Op) and not entry(line.op).pointwise for line in chain)
-    return not any(whole) and all(term.axes == axes for line in chain for term in line.left)
+    pointwise = all(not isinstance(line, Op) or entry(line.op).pointwise for line in chain)
+    return pointwise and all(term.axes == axes for line in chain for term in line.left)
 
 
 def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
@@ -115,7 +110,8 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
     for gradient, lines in needed.items():
         count = next(iter(table.axes[gradient]), "")
         for line in lines:
-            identical = gradient not in stacks or (line.left[0].axes[:1] == (count,) and not _along(line, count))
+            along = isinstance(line, Op) and count in line.axes  # a slice of its result needs all of its operand
+            identical = gradient not in stacks or (line.left[0].axes[:1] == (count,) and not along)
             common |= set() if identical and readers[line.name] == 1 else set(line.makes)
     for line in reversed(before.values()):
         common |= set(line.reads) & before.keys() if not common.isdisjoint(line.makes) else set()
@@ -133,11 +129,6 @@ def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
             names |= set(line.reads)
             result.insert(0, line)
     return result
-
-
-def _along(line: Line, axis: str) -> bool:
-    """Return whether an op acts along an axis, so that a slice of its result needs more than a slice of its operand."""
-    return isinstance(line, Op) and axis in line.axes
 
 
 def _updates(line: Statement) -> bool:

@@ -40,12 +40,12 @@ class Plan:
         return f"{self.name}={self.argument}" if self.argument else self.name
 
 
-def _found_in(module: str, name: str = "") -> Callable[[Table, tuple[str, ...]], Table]:
+def _found_in(module: str, name: str = "", **settings: bool) -> Callable[[Table, tuple[str, ...]], Table]:
     """Return the rewrite in a module of this package, which is imported when it is applied so that start-up is fast."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
         plan_function = getattr(import_module(f"learncost.passes.{module}"), name or module)
-        result = plan_function(table, parts) if parts else plan_function(table)
+        result = plan_function(table, *([parts] if parts else ()), **settings)
         assert isinstance(result, Table)
         return result
 
@@ -124,7 +124,7 @@ PLANS: Mapping[str, Plan] = {
             "multi-tensor-update",
             "fused-update, but one kernel updates all vectors of one shape at the end, such as biases: fewer launches",
             "NVIDIA Apex, multi_tensor_apply; for what has a small gradient",
-            _found_in("fused_update", "multi_tensor_update"),
+            _found_in("fused_update", together=True),
         ),
         Plan(
             "epilogue-update",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -63,9 +64,7 @@ class TableModule(torch.nn.Module):
 
     def _weight(self, name: str) -> torch.Tensor:
         module: Any = self
-        for part in name.split("."):
-            module = getattr(module, part)
-        weight: torch.Tensor = module
+        weight: torch.Tensor = reduce(getattr, name.split("."), module)
         return weight
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
@@ -167,10 +166,7 @@ class LayerModule(TableModule):
         return self._run(self.passes((self.training and self._drops,)), values)
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
-        (drops,) = key
-        if not drops:
-            return self.table
-        return with_masks(self.layer, self._dropped).table
+        return with_masks(self.layer, self._dropped).table if key[0] else self.table
 
     def extra_repr(self) -> str:
         return f"{self.layer.name}, {super().extra_repr()}"

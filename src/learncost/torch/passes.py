@@ -22,7 +22,6 @@ from learncost.backends.precision import typed
 from learncost.engines.in_triton import ProgramInTriton, is_interpreted
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
 from learncost.ir.loop import walk, windows
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
@@ -53,7 +52,8 @@ def precision_of_kernels(like: torch.Tensor) -> str:
 def split(step: Table) -> tuple[Table, Table]:
     """Return the forward pass of a step, and the rest, each with what the other one reads, under the plan flash."""
     step = planned(step, "flash")
-    cut = next(place for place, line in enumerate(step.lines) if _phases(line) != {"forward"})
+    phases = [{each.meta.phase for each, _ in walk((line,))} for line in step.lines]
+    cut = next(place for place, several in enumerate(phases) if several != {"forward"})
     before, after = step.lines[:cut], step.lines[cut:]
     first, last = ({name for line in lines for name in line.reads} for lines in (before, after))
     made = [name for line in before for name in line.makes]
@@ -69,10 +69,6 @@ def split(step: Table) -> tuple[Table, Table]:
     inputs, weights = given(last, made)
     ends = tuple(name for name in step.outputs if name not in outputs)
     return forward, replace(step, lines=after, outputs=ends, inputs=inputs, weights=weights)
-
-
-def _phases(line: Any) -> set[str]:
-    return {each.meta.phase for each, _ in walk((line,)) if isinstance(each, Line)}
 
 
 REGISTERED: dict[str, Any] = {}
@@ -111,8 +107,7 @@ def opaque(table: Table, sizes: Mapping[str, int], precision: str, otherwise: Pa
     if name not in REGISTERED:
         schema = "(Tensor[] given, SymInt[] lengths) -> Tensor[]"
         tags = (torch.Tag.cudagraph_unsafe,)  # all passes of a stream share one arena, which is in no graph's pool
-        made = torch.library.custom_op(f"learncost::{name}", run, mutates_args=(), schema=schema, tags=tags)
-        REGISTERED[name] = made
+        REGISTERED[name] = torch.library.custom_op(f"learncost::{name}", run, mutates_args=(), schema=schema, tags=tags)
         REGISTERED[name].register_fake(shapes)
     operator = getattr(torch.ops.learncost, name).default
 
@@ -212,10 +207,8 @@ class DifferentiablePasses:
 
 def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return distinct tensors: torch.compile accepts each of them once."""
-    distinct: list[torch.Tensor] = []
-    for tensor in tensors:
-        distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
-    return distinct
+    again = [any(tensor is other for other in tensors[:at]) for at, tensor in enumerate(tensors)]
+    return [tensor.view_as(tensor) if twice else tensor for tensor, twice in zip(tensors, again, strict=True)]
 
 
 def _emitted(table: Table, sizes: Mapping[str, int], precision: str = "") -> tuple[Pass, tuple[str, ...]]:
@@ -238,11 +231,6 @@ def _emitted(table: Table, sizes: Mapping[str, int], precision: str = "") -> tup
     reads = tuple(dict.fromkeys(name for tree in written.parameters for name in leaves(tree)))
     by_name = namespace["by_name"]
     return opaque(table, sizes, precision, by_name) if precision else by_name, reads
-
-
-def _autocast(device: str) -> tuple[str, torch.dtype] | None:
-    """Return the autocast of the forward pass, which backward uses too; None without autocast."""
-    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 
 def _argument(tree: Tree) -> str:
@@ -307,7 +295,8 @@ def _function(
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*[values[name] for name in saved])
             ctx.lengths = inputs[0]
-            ctx.autocast = _autocast(output[0].device.type)
+            device = output[0].device.type  # the backward pass has the autocast of the forward pass
+            ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
         @staticmethod
         @once_differentiable
@@ -317,16 +306,11 @@ def _function(
             }
             if not gradients_there:
                 return (None, *[None for _ in arguments])
-            values = dict(zip(saved, ctx.saved_tensors, strict=True)) | {
-                f"d{name}": gradients_there[name] for name in gradients_there
-            }
+            values = dict(zip(saved, ctx.saved_tensors, strict=True))
+            values |= {f"d{name}": gradient for name, gradient in gradients_there.items()}
             backward_pass = full_pass if len(gradients_there) == len(outputs) else backward_from(tuple(gradients_there))
-            if ctx.autocast is None:
+            with torch.autocast(*ctx.autocast):
                 made_gradients = backward_pass(values, dict(ctx.lengths))
-            else:
-                device, dtype = ctx.autocast
-                with torch.autocast(device, dtype):
-                    made_gradients = backward_pass(values, dict(ctx.lengths))
             return (None, *[made_gradients.get(name) for name in gradients])
 
     return Learncost

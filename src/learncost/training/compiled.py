@@ -160,9 +160,7 @@ def _named(layer: Layer, training: Training, inputs: Any) -> dict[str, Datum]:
     given = list(inputs) if isinstance(inputs, Mapping) else list(read)
     made = [name for name, datum in read.items() if name not in given and not (datum.places or datum.answers)]
     if made:
-        raise InputError(
-            f"{layer.name} reads {', '.join(made)}, made of integers, which are inputs of a table: lc.compile has none"
-        )
+        raise InputError(f"{layer.name} reads {', '.join(made)}, which it makes of integers: lc.compile cannot run it")
     if len(given) != len(read):
         raise InputError(f"{layer.name} reads {', '.join(read)} of {', '.join(given)}: leave out the other inputs")
     rest = iter([datum for name, datum in read.items() if name not in given])

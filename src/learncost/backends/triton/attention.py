@@ -145,20 +145,16 @@ def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str
     queries = scores[-2]
     causal = bool(softmax.where)
     allowed = {Condition(keys, queries), Condition(queries, keys)} if causal else set[Condition]()
-    if any(len(line.where) > 1 or not {*line.where} <= allowed for line in lines):
-        return None
-    if causal and softmax.where != (Condition(keys, queries),):
+    within = all(len(line.where) <= 1 and {*line.where} <= allowed for line in lines)
+    if not within or softmax.where not in ((), (Condition(keys, queries),)):
         return None
 
     def unscaled(name: str) -> tuple[Line | None, float, Literal | None]:
         line = makers.get(name)
-        if isinstance(line, Product) and len(line.right) == 2 and isinstance(line.right[1], Literal):
-            return (
-                makers.get(line.right[0].name),
-                line.right[1].number({size: _number(size, sizes) for size in map(base, line.right[1].sizes)}),
-                line.right[1],
-            )
-        return line, 1.0, None
+        if not isinstance(line, Product) or len(line.right) != 2 or not isinstance(literal := line.right[1], Literal):
+            return line, 1.0, None
+        number = literal.number({size: _number(size, sizes) for size in map(base, literal.sizes)})
+        return makers.get(line.right[0].name), number, literal
 
     raw, scale, literal = unscaled(softmax.right[0].name)
 
@@ -189,10 +185,7 @@ def attention(lines: Sequence[Line], outputs: frozenset[str], sizes: Mapping[str
         return next((line for line in rest if _terms(line) == wanted), None)
 
     softened = next((line for line in rest if is_softmax(line)), None)
-    first = next(
-        (line for line in rest if line.left[0].axes == scores and len(_terms(line)) == 2 and isinstance(line, Product)),
-        None,
-    )
+    first = next((line for line in rest if line.left[0].axes == scores and len(_terms(line)) == 2), None)
     if softened is None or first is None or softened.right != (first.left[0], shares):
         return None
     gradient, value = _terms(first)
@@ -232,7 +225,6 @@ def _view(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[
 
     None where heads are no axis of a view, or the width is not the last. Raises `SizeNeededError` for an unknown size.
     """
-
     batch, *iterations, _, keys = scores
     shape, places, order = list[int](), list[str](), list[str]()
     heads: list[str] = []
@@ -252,12 +244,8 @@ def _view(term: Term, scores: Sequence[str], sizes: Mapping[str, int]) -> tuple[
         places.append("0" if what == "one" else ":")
         order += [what] * (what != "one")
     wanted = [what for what in ("batch", "heads", "positions", "width") if what in order]
-    if (
-        len(wanted) < 3 + bool(heads)
-        or len(order) > len(wanted)
-        or order[-1] != "width"
-        or heads != iterations[: len(heads)]
-    ):
+    several = 3 + bool(heads) <= len(wanted) == len(order)
+    if not several or order[-1] != "width" or heads != iterations[: len(heads)]:
         return None
     text = f".view({', '.join(map(str, shape))})" + (f"[{', '.join(places)}]" if {*places} != {":"} else "")
     text += f".permute({', '.join(str(order.index(what)) for what in wanted)})" if order != wanted else ""
@@ -289,13 +277,8 @@ def library(lines: KernelLines, found: AttentionLines) -> KernelFunction | None:
     handed = [given.pop(4)] if backward and summed else []
     handed += [f"{arrays[sums.name]}.view({', '.join(map(str, forms[0][:3]))})"] if sums else []
     written = call(BACKWARD if backward else FORWARD, [*given, str(found.causal), repr(found.scale), *handed])
-    text = "\n".join(
-        (
-            *(f"# {line}" for line in lines.lines),
-            f"def {name}({', '.join(arrays.values())}):",
-            *(f"    {line}" for line in written.split("\n")),
-        )
-    )
+    head = (*(f"# {line}" for line in lines.lines), f"def {name}({', '.join(arrays.values())}):")
+    text = "\n".join((*head, *(f"    {line}" for line in written.split("\n"))))
     points = [prod(form) for form in forms]
     rows, size_of_one = prod(forms[0][:3]), BYTES[kind]
     taken = sum(size_of_one * size for term, size in zip(terms[:2], points, strict=False) if dtypes[term.name] != kind)

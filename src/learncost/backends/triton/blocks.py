@@ -362,13 +362,9 @@ def _shares(
     operands = [operand for line in values.lines for operand in line.right if isinstance(operand, Term)]
     indices = {name for line in values.lines for term in (*line.left, *line.right) for name in term.names[1:]}
     moved = any(term.beyond for term in operands)  # a value may be computed at positions of other rows
+    along = [line for line in values.lines if swept in (*line.loops, *line.left[0].declared)]
     # or at those of another part of a row, which may be written already
-    moved |= any(
-        isinstance(term, Term) and term.indexed
-        for line in values.lines
-        if swept in (*line.loops, *line.left[0].declared)
-        for term in line.right
-    )
+    moved |= any(isinstance(term, Term) and term.indexed for line in along for term in line.right)
     for line in kernel.made if not moved else ():
         for name in values.reads:
             reads = [term for term in operands if term.name == name]

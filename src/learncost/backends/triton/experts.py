@@ -13,7 +13,7 @@ from learncost.backends.triton.blocks import DEPTH, TILE, PrintedKernel, factor_
 from learncost.backends.triton.values import Block, BlockValue
 from learncost.ir.dataclass import dataclass
 from learncost.ir.line import Line, Product
-from learncost.ir.term import Read, Term
+from learncost.ir.term import Operand, Read, Term
 
 
 @dataclass(frozen=True)
@@ -44,42 +44,34 @@ def expert_product(line: Line, makers: Mapping[str, Line]) -> ExpertProduct | No
         return None
     of_first, of_second = _plain(first), _plain(second)
     if choice := _choice(left):
-        rows, features = _plain(choice.at), {*_plain(left)}
+        (expert, at), features = choice, {*_plain(left)}
+        rows = _plain(at)
         columns = [tuple(axis for axis in axes if axis in features) for axes in (of_first, of_second)]
         fits = all((rows, *columns)) and {*of_first, *of_second} == {*rows, *features} and features.isdisjoint(rows)
         fits = fits and {*columns[0]}.isdisjoint(columns[1])
-        return ExpertProduct(choice.at, choice.axis, (columns[0], columns[1], rows), True) if fits else None
+        return ExpertProduct(at, expert, (columns[0], columns[1], rows), True) if fits else None
     choice = _gathered(second, makers)
     if choice is None or left.indexed:
         return None
-    rows = _plain(choice.at)
+    expert, at = choice
+    rows = _plain(at)
     inner, outer = ([axis for axis in of_second if (axis in left.axes) == kept] for kept in (False, True))
     columns_of = tuple(axis for axis in outer if axis not in rows)
     fits = _plain(left) == (*rows, *columns_of) and of_second[: len(rows)] == rows and bool(inner and columns_of)
     fits = fits and {*inner} <= {*of_first} <= {*rows, *inner}
-    return ExpertProduct(choice.at, choice.axis, (rows, columns_of, tuple(inner)), False) if fits else None
+    return ExpertProduct(at, expert, (rows, columns_of, tuple(inner)), False) if fits else None
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """An index of matrices: their axis, and the array with the number of each row's."""
-
-    axis: str
-    at: Term
+def _choice(term: Operand) -> tuple[str, Term] | None:
+    """Return the axis of matrices, and the array with the number of each row's; None where no array chooses them."""
+    first = term.axes[0] if isinstance(term, Term) and term.axes else ""
+    return (first.axis, first.at) if isinstance(first, Read) and isinstance(first.at, Term) else None
 
 
-def _choice(term: Term) -> _Choice | None:
-    """Return the index of an array's first axis; None if that is a plain one."""
-    first = term.axes[0] if term.axes else ""
-    return _Choice(first.axis, first.at) if isinstance(first, Read) and isinstance(first.at, Term) else None
-
-
-def _gathered(factor: Term, makers: Mapping[str, Line]) -> _Choice | None:
-    """Return the index of a factor that a line reads for every row; None for other factors."""
+def _gathered(factor: Term, makers: Mapping[str, Line]) -> tuple[str, Term] | None:
+    """Return the choice of a factor that a line reads for every row; None for other factors."""
     maker = makers.get(factor.name)
-    if maker is None or len(maker.right) != 1 or maker.left[0].axes != factor.axes:
-        return None
-    return _choice(maker.right[0]) if isinstance(maker.right[0], Term) else None
+    return _choice(maker.right[0]) if maker and len(maker.right) == 1 and maker.left[0].axes == factor.axes else None
 
 
 def _plain(term: Term) -> tuple[str, ...]:
@@ -91,7 +83,7 @@ def by_rows(line: Line, makers: Mapping[str, Line]) -> Iterator[Line]:
     second = line.right[-1] if isinstance(line, Product) else None
     choice = _gathered(second, makers) if isinstance(second, Term) else None
     if choice:
-        rows = _plain(choice.at)
+        rows = _plain(choice[1])
         each = Term(f"{line.name}~rows", (*rows, *(axis for axis in _plain(line.left[0]) if axis not in rows)))
         product = line.with_changed(left=(each,))
         if {*rows} - {*line.left[0].axes} and expert_product(product, makers):

@@ -64,8 +64,7 @@ def counted(line: Line, mark: str) -> Iterator[Line]:
         yield Product((place,), (before,), (), line.meta)
 
     def select(made: Term, of: Operand, condition: Condition) -> Line:
-        line_of = applied("select", made, (of, ZERO), line.meta)
-        return line_of.with_changed(where=(condition,))
+        return applied("select", made, (of, ZERO), line.meta, (), (condition,))
 
     if row.kind == "scan":
         here = compared(axis)
@@ -188,10 +187,11 @@ def _printed(given: KernelLines) -> KernelFunction:
             except InputError:
                 parts.pop()
                 late = _at_indices(normal)
-                if late.isdisjoint(line.name for line in remaining):
+                first, last = ([line for line in remaining if (line.name in late) == ends] for ends in (False, True))
+                if not (first and last):
                     raise
-                rows(stored([line for line in remaining if line.name not in late]), plan.axes)
-                rows(part([line for line in remaining if line.name in late]), plan.axes)
+                rows(stored(first), plan.axes)
+                rows(part(last), plan.axes)
     return _function(name, lines, parts, scratch)
 
 

@@ -46,9 +46,8 @@ def operators(given: KernelLines, why: str) -> KernelFunction:
     taken = peak(recorded(written, table, sizes, "fp64" if "fp64" in dtypes.values() else "fp32", "torch", None)).bytes
     names = Identifiers(("torch", "operators", "made"))
     parameters = [str(tree) for tree in written.parameters]
-    arguments = [
-        f"{names.of(each)}.view({shapes[each]}){'.float()' if dtypes[each] == 'bf16' else ''}" for each in parameters
-    ]
+    wide = {each: ".float()" if dtypes[each] == "bf16" else "" for each in parameters}
+    arguments = [f"{names.of(each)}.view({shapes[each]}){wide[each]}" for each in parameters]
     _, _, text = written.text.partition("import torch\n")
     body = [indent(text.strip("\n"), "    "), "", f"    made = operators({', '.join(arguments)})"]
     for number, each in enumerate(map(str, written.results)):
@@ -57,21 +56,11 @@ def operators(given: KernelLines, why: str) -> KernelFunction:
     head = [f"# {line}" for line in lines]
     head.append(f"def {given.name}({', '.join(map(names.of, (*reads, *writes)))}):")
     head.append(f'    """By PyTorch\'s operators, as {why.partition(", in line: ")[0]}."""\n')
-    place = {each: at for at, each in enumerate((*reads, *writes))}
-    return KernelFunction(
-        given.name,
-        "\n".join((*head, *body)) + "\n",
-        reads,
-        writes,
-        (),
-        (),
-        launches=tuple(_launch(line, place, sizes) for line in lines),
-        allocates=taken,
-        operators=why,
-    )
+    text, launches = "\n".join((*head, *body)) + "\n", tuple(_launch(line, sizes) for line in lines)
+    return KernelFunction(given.name, text, reads, writes, (), (), launches=launches, allocates=taken, operators=why)
 
 
-def _launch(line: Line, place: Mapping[str, int], sizes: Mapping[str, int]) -> Launch:
+def _launch(line: Line, sizes: Mapping[str, int]) -> Launch:
     """Return the kernel of one operator; values that the function makes for itself are traffic without a place."""
     operands = [operand for operand in line.right if isinstance(operand, Term)]
     shapes = tuple(shape_of(term.loops, sizes) for term in (*operands, *line.left))

@@ -211,10 +211,8 @@ class KernelValues:
             inside = self.let("inside", " & ".join(tests))
             tests = [inside]
             for axis in found:
-                at = {
-                    **at,
-                    axis: replace(at[axis], text=self.let(at[axis].text, f"tl.where({inside}, {at[axis].text}, 0)")),
-                }
+                text = self.let(at[axis].text, f"tl.where({inside}, {at[axis].text}, 0)")
+                at = {**at, axis: replace(at[axis], text=text)}
         (first, *more) = [self.operand(operand, at) for operand in line.right]
         text = " * ".join(map(self.real, (first, *more))) if more else self.real(first)
         blocks = blocks.union(*(each.blocks for each in (first, *more)))

@@ -94,11 +94,7 @@ def smallest(
 
     plan = chosen(table, sizes, dtype, budget, widths)
     names = plan.split(",")
-    other = (
-        ",".join(name for name in names if name != "chunked-loss")
-        if "chunked-loss" in names
-        else f"{plan},chunked-loss"
-    )
+    other = plan.replace(",chunked-loss", "") if "chunked-loss" in names else f"{plan},chunked-loss"
     try:
         if budget is None and "fused-update" in names and sizes["B"] > 1:
             return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, dtype).bytes)
@@ -146,8 +142,8 @@ def candidates(table: Table, sizes: Mapping[str, int], dtype: str) -> list[list[
     """
     if sum(prod(size_of(loop.count, sizes) for loop in nest.loops) for _, nest in walk(table.lines)) > TIMED:
         raise InputError("the step has too many lines to be timed")
-    usual = {"flash": "flash", "fused": "fused", "fused-update": "multi-tensor-update"}
-    kernels = [usual[name] for name in chosen(table, sizes, dtype).split(",") if name in usual]
+    usual = chosen(table, sizes, dtype).replace("fused-update", "multi-tensor-update").split(",")
+    kernels = [name for name in usual if name in ("flash", "fused", "multi-tensor-update")]
     heads = ("", "chunked-loss") if _has_long_sequences(table, sizes) else ("",)
     first, *others = _ladder(table, sizes)
     # a norm's normalized value in bf16 takes half of the residual stream from which it would be made again

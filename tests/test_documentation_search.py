@@ -9,15 +9,17 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
     "adaptation": "LoRA, PEFT, fine-tuning, frozen weights",
     "any-module": "torch.export",
-    "clusters": "pipeline parallelism, 1F1B, interconnect, pipeline bubble, NCCL",
+    "clusters": "pipeline parallelism, 1F1B, interconnect, pipeline bubble, NCCL, NVLink",
     "conventions": "FLOPs, MACC",
     "counters": "profiler, FlopCounterMode",
-    "emit": "arena, dead code, copy propagation, common-subexpression elimination, JAX",
+    "emit": "arena, dead code, copy propagation, common-subexpression elimination, JAX, Triton kernel",
     "inference": "KV cache, prefill, decode, speculative decoding, time to first token",
     "many-devices": "ZeRO, FSDP, DDP, sharding, tensor parallelism, sequence parallelism, expert parallelism, "
     "context parallelism, all-reduce, Megatron, Ulysses, ZeRO-3",
     "memory": "OOM, out of memory, optimizer state, Adam, peak memory",
-    "memory-engines": "liveness, saved tensors, workspace",
+    "figures": "matplotlib",
+    "memory-autograd": "GRPO, Muon, Adafactor, CPU offload, distillation",
+    "memory-engines": "liveness, saved tensors, workspace, dropout",
     "microcontrollers": "microcontroller, TinyML, Cortex-M",
     "notation-loops": "loop-carried, scan",
     "plans": "gradient checkpointing, activation checkpointing, gradient accumulation, microbatch, flash attention, "
@@ -28,8 +30,8 @@ PAGES = {
     "time": "roofline, calibration, calibrate",
     "torch-module": "torch.compile",
     "trace": "Perfetto, chrome://tracing",
-    "train": "checkpoint, resume",
-    "trainer-files": "axolotl, torchtitan, DPO",
+    "train": "checkpoint, resume, safetensors",
+    "trainer-files": "axolotl, torchtitan, DPO, nanoGPT",
     "procedures": "feedback alignment",
 }
 """The words that people of the field search for, by the page that explains them."""

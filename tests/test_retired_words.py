@@ -38,6 +38,7 @@ WORDS = frozenset(
     raises_too ringed round_rings runs_otherwise said_bytes share_held sound_arrays survived weighs_tokens
     written_through above_0 beyond_of check_together check_whole every_of own_file usual_plan usual_module usual_names
     turned unturned said said_of said_of_mesh unsaid name_said with_kept kept_object kept_objects kept_arrays in_the_way
+    _talk _talks orphan speaks _came _coming winners _winners _won _parted_repeat spoilt _spoilt
     AT_ONCE FINER CHOOSING PATIENCE LOOKING LATE BEAT SILENCE SHORTLY GONE KEEPING_ALL FOREVER TORCHTUNES LITGPTS
     LIGERS TRITONS_TILE ONE_TURN NO_CHANCE EITHER_WAY SELDOM LASTING OFTEN UNSAID SAID_ON_GPU
     """,

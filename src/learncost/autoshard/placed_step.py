@@ -193,7 +193,7 @@ class ShardedStep:
         values = {n: value for n, value in self.whole.known.items() if self.specs.kind(n, value)[0] in PADDED_ROLES}
         values |= {f"{name}.state": Value(self.whole.axes[name], "state", name) for name in self.whole.weights}
         for name, value in values.items():
-            ours, theirs = self.specs.winners(name, value), other.winners(name, value)
+            ours, theirs = self.specs.applied_clauses(name, value), other.applied_clauses(name, value)
             if ours == theirs:
                 continue
             by_largest = sum(place >= len(self.specs.clauses) for place, _ in ours.values())
@@ -241,7 +241,7 @@ def placed_step(
     sizes = _padded(model, clauses, mesh, sizes)
     specs = ShardSpecs(table, mesh, clauses, sizes)
     for name, value in table.known.items():
-        specs.winners(name, value)  # refuses sizes that are not divisible
+        specs.applied_clauses(name, value)  # refuses sizes that are not divisible
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # it is divisible by two
     shards = ShardSpecs(table, two, clauses, large, like=specs)
     return ShardedStep(model, config, counts_of_blocks(model.table), paddable(model.table), table, two, large, shards)

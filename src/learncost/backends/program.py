@@ -111,7 +111,7 @@ class Stops:
     updates: int | None = None
 
     @property
-    def behind(self) -> tuple[str, ...]:
+    def phases(self) -> tuple[str, ...]:
         """Return the passes after which it stops."""
         return ("forward",) if self.updates is None else ("forward", "backward")
 
@@ -264,7 +264,7 @@ class FunctionWriter:
             parameters.append(FunctionParameter(MESH, self.backend.mesh.type))
         if self.stops:
             parameters.append(FunctionParameter(SENT, "list"))
-        stops = f"Stops behind the {' and the '.join(self.stops.behind)} pass. Gives" if self.stops else "Returns"
+        stops = f"Stops after the {' and the '.join(self.stops.phases)} pass. Gives" if self.stops else "Returns"
         about = f"{stops} "
         about += f"{', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
@@ -349,8 +349,8 @@ class FunctionWriter:
             updates = []
         for line in rest:
             if self.stops and scope is self.scope:
-                for behind in self.stops.behind[self.stopped : self.stops.passed(line, self.table)]:
-                    scope.put("yield", (), heading=f"behind the {behind} pass")
+                for phases in self.stops.phases[self.stopped : self.stops.passed(line, self.table)]:
+                    scope.put("yield", (), heading=f"behind the {phases} pass")
                     self.stopped += 1
             if isinstance(line, Loop):
                 self.iterations.write(scope, line, lines, handed)
@@ -393,7 +393,7 @@ class FunctionWriter:
             text = f"return ({built[0]},)" if built else "return ()"
         if not self.stops:
             return text
-        more = "yield\n" * (len(self.stops.behind) - self.stopped)
+        more = "yield\n" * (len(self.stops.phases) - self.stopped)
         return more + text.replace("return", "yield", 1)
 
     def built(self, scope: FunctionScope, tree: Tree) -> str:

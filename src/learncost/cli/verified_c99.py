@@ -148,7 +148,7 @@ class StepParity:
 
     worst    the weight with the largest difference
     nothing  weights whose gradient is zero except for rounding, which are not compared
-    aside    the difference of NumPy's weights from initial ones that differ by one rounding; 0 if all else is near
+    rounding  the difference of NumPy's weights from initial ones that differ by one rounding; 0 if all else is near
     """
 
     losses: float
@@ -156,7 +156,7 @@ class StepParity:
     worst: str
     nothing: tuple[str, ...]
     scores: float = 0.0
-    aside: float = 0.0
+    rounding: float = 0.0
 
 
 def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.SANITIZED) -> StepParity:
@@ -187,8 +187,8 @@ def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.
     training.weights, training.state = weights, state
     off = errors.get(worst, 0.0)
     is_near = max(worst_loss, off, scores) <= NEAR or training.precision.is_whole
-    aside = 0.0 if is_near else _aside(program, begin, drawn, nothing)
-    return StepParity(worst_loss, off, worst, tuple(nothing), scores, aside)
+    rounding = 0.0 if is_near else _rounding(program, begin, drawn, nothing)
+    return StepParity(worst_loss, off, worst, tuple(nothing), scores, rounding)
 
 
 def _statistics(training: Training) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _statistics(training: Training) -> dict[str, Any]:
     return {name: array for name, array in training.state.items() if values[name].role == "running"}
 
 
-def _aside(
+def _rounding(
     program: FirmwareProgram, begin: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], nothing: list[str]
 ) -> float:
     """Return the difference of NumPy's weights after the same steps when the initial weights differ by one rounding."""
@@ -273,9 +273,9 @@ def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
     text += f" at most, in {errors.worst}" if errors.worst else ""
     text += f", logits by {errors.scores:.1e}" if "predict" in program.tables else ""
     text += f"; without {', '.join(errors.nothing)} (zero gradient)" if errors.nothing else ""
-    if errors.aside:
-        text += f"; NumPy's own weights are off by {errors.aside:.1e} where they begin one rounding aside"
-    allowed = max(near, min(errors.aside, DIFFERENCE_TOLERANCE))
+    if errors.rounding:
+        text += f"; NumPy's own weights are off by {errors.rounding:.1e} where initial weights differ by one rounding"
+    allowed = max(near, min(errors.rounding, DIFFERENCE_TOLERANCE))
     yield Check(name, compared, text, max(errors.losses, errors.weights, errors.scores) <= allowed)
 
 

@@ -197,7 +197,7 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     arrays = {quantized.codes.name: _as_stored(quantized, codes, sizes)}
     first = quantized.scales[0]
     shape = shape_of(first.axes, sizes)
-    if quantized.kind.behind:
+    if quantized.kind.scales_sums:
         levels = quantized.kind.levels or ()
         whole = (codes.astype(int) - len(levels) // 2).astype(np.int8)  # integers, as products read them
         return {
@@ -228,7 +228,7 @@ def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[
         second = np.asarray(arrays[quantized.scales[1].name]).reshape(rows.shape[0], blocks, -1).swapaxes(1, 2)
         levels = np.asarray(quantized.second.levels)[scales].swapaxes(1, 2)
         scales = (levels * _spread(second, quantized.second.block, levels.shape[1])).swapaxes(1, 2)
-    numbers = rows.astype(float) if quantized.kind.behind else np.asarray(quantized.kind.levels)[rows]
+    numbers = rows.astype(float) if quantized.kind.scales_sums else np.asarray(quantized.kind.levels)[rows]
     return _as_stored(quantized, numbers * _spread(scales, quantized.kind.block, rows.shape[1]), sizes)
 
 

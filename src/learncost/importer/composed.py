@@ -139,18 +139,18 @@ def with_part(base: Any, part: Any, dim: int = 0, start: Any = None, _: Any = No
         while node not in _PARTS and node.target is torch.ops.aten.slice.Tensor and _is_whole(node):
             node = node.args[0]
         along, pieces = _PARTS.get(node, (dim, [base]))
-        before, behind, place = list[Any](), list[Any](), 0
+        before, after, place = list[Any](), list[Any](), 0
         for each in pieces if along == dim else [base]:
             end = place + each.shape[dim]
             if end <= start or place >= start + width:
-                (before if end <= start else behind).append(each)
+                (before if end <= start else after).append(each)
             else:
                 before += [each.narrow(dim, 0, start - place)] if place < start else []
                 last = start + width
-                behind += [each.narrow(dim, last - place, end - last)] if end > last else []
+                after += [each.narrow(dim, last - place, end - last)] if end > last else []
             place = end
-        result = torch.cat([*before, part, *behind], dim)
-        _PARTS[node_of(result)] = dim, [*before, part, *behind]
+        result = torch.cat([*before, part, *after], dim)
+        _PARTS[node_of(result)] = dim, [*before, part, *after]
         return result
 
 

@@ -342,9 +342,9 @@ def has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
 def read_after_update(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
     """Yield the loop-carried values whose old value is read after the new one was made."""
     for before, made, _ in fold.carry:
-        behind = False
+        is_after = False
         for item in fold.body:
-            if behind and before in item.reads:
+            if is_after and before in item.reads:
                 yield before, made
                 break
-            behind |= made in item.made
+            is_after |= made in item.made

@@ -43,12 +43,12 @@ class LayerText:
         every = [*every_item(self.items)]
         loops = [item for item in every if isinstance(item, Fold)]
         self.stacks = {one: several for loop in loops for one, several in loop.each.items()}
-        behind = {stored for several in self.stacks.values() for stored in several[1:]}
+        later = {stored for several in self.stacks.values() for stored in several[1:]}
         made = {stored for item in every for stored in item.made}
         made |= {stored for loop in loops for stored in loop.stacks}
         used = dict.fromkeys(s for item in every for s in item.reads if s not in made)
         order = {name: place for place, name in enumerate(self.exported.inputs.values())}
-        given = [stored for stored in used if stored not in behind]
+        given = [stored for stored in used if stored not in later]
         inputs = sorted((s for s in given if s not in self.weights), key=lambda s: order.get(s.target, len(order)))
         self.given = [*inputs, *(s for s in self.weights if s in given)]
         for stored in self.given:

@@ -133,15 +133,15 @@ class UnrolledLoop:
             reads.append(moving[0] if moving else None)
         return cls(blocks, reads, carried) if carried and len({*carried.values()}) == len(carried) else None
 
-    def written(self, before: list[Item], behind: list[Item], outputs: set[StoredValue]) -> list[Item] | None:
+    def written(self, before: list[Item], after: list[Item], outputs: set[StoredValue]) -> list[Item] | None:
         """Return all lines with the steps as a scan; None if what is read behind them cannot be read there."""
         first, last = self.blocks[0], self.blocks[-1]
         handed = {last.made[number] for number in self.carried.values()}
-        wanted = (outputs | {stored for item in behind for stored in item.reads}) - handed
+        wanted = (outputs | {stored for item in after for stored in item.reads}) - handed
         numbers = {
             number: stored for each in self.blocks for number, stored in enumerate(each.made) if stored in wanted
         }
-        fixed = outputs | {stored for item in behind if isinstance(item, Fold) for stored in item.reads}
+        fixed = outputs | {stored for item in after if isinstance(item, Fold) for stored in item.reads}
         if any(stored in fixed - handed for block in self.blocks for stored in block.made):
             return None
         join_blocks(self.blocks)
@@ -170,7 +170,7 @@ class UnrolledLoop:
         steps = {
             block.made[number]: (stack, at) for at, block in enumerate(self.blocks) for number, stack in stacks.items()
         }
-        makers = {item.stored: item for item in behind if isinstance(item, Equation) and len(item.left) == 1}
+        makers = {item.stored: item for item in after if isinstance(item, Equation) and len(item.left) == 1}
 
         def later(view: View) -> View:
             if view.stored not in steps or view.stored in handed:
@@ -179,8 +179,7 @@ class UnrolledLoop:
             return replace(view, stored=stack, index=(AxisIndex((), at), *view.index))
 
         lines = (
-            item if isinstance(item, Fold) else _mapped(_with_rows_joined(item, makers, steps), later)
-            for item in behind
+            item if isinstance(item, Fold) else _mapped(_with_rows_joined(item, makers, steps), later) for item in after
         )
         return [*before, *copies, loop, *lines]
 

@@ -281,8 +281,8 @@ def _times_again(node: Any) -> int:
     """
     nodes = [each for each in node.graph.nodes if each.op == "call_function" and mark_of(each)]
     around = [each for each in mark_of(node).split("/") if each and not each.endswith("-")]
-    behind = {each for other in nodes[nodes.index(node) + 1 :] for each in mark_of(other).split("/")} if around else ()
-    last = [each for each in around if "!" not in each and each not in behind]
+    after = {each for other in nodes[nodes.index(node) + 1 :] for each in mark_of(other).split("/")} if around else ()
+    last = [each for each in around if "!" not in each and each not in after]
     for other in nodes if last else ():
         mark(
             other, CHECKPOINT_KEY, "/".join(f"{each}!" if each in last else each for each in mark_of(other).split("/"))

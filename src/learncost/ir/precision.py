@@ -34,15 +34,15 @@ def check_stored(name: str) -> None:
 class BlockScales:
     """A quantized type: codes of few bits, and a scale for every block; a number is its code's level times the scale.
 
-    bits    of a code
-    block   how many consecutive numbers share a scale; 0: all that one result sums
-    scales  the type of the scales, plain or quantized again
-    levels  the values of the codes, from -1 to 1, in the order of the codes; None: no table reads them
-    least   arrays of fewer numbers are fp32
-    behind  whether a product reads the codes as integers and multiplies its sum by the scale; the weight is then never
-            dequantized
-    learns  whether these are trainable weights
-    powers  whether a tensor has one scale, a power of two, of which the exponent is stored
+    bits         of a code
+    block        how many consecutive numbers share a scale; 0: all that one result sums
+    scales       the type of the scales, plain or quantized again
+    levels       the values of the codes, from -1 to 1, in the order of the codes; None: no table reads them
+    least        arrays of fewer numbers are fp32
+    scales_sums  whether a product reads the codes as integers and multiplies its sum by the scale; the weight is then
+                 never dequantized
+    learns       whether these are trainable weights
+    powers       whether a tensor has one scale, a power of two, of which the exponent is stored
     """
 
     name: str
@@ -52,7 +52,7 @@ class BlockScales:
     source: str
     levels: tuple[float, ...] | None = None
     least: int = 0
-    behind: bool = False
+    scales_sums: bool = False
     learns: bool = False
     powers: bool = False
 
@@ -91,19 +91,19 @@ BLOCKS: Mapping[str, BlockScales] = {
             "Jacob et al. 2018, Quantization and training for integer-arithmetic-only inference, section 2.2, without "
             "zero points; a scale for each result as Krishnamoorthi 2018, Quantizing deep convolutional networks, "
             "section 3.1.1",
-            tuple(code / 127 for code in range(-127, 128)), behind=True,
+            tuple(code / 127 for code in range(-127, 128)), scales_sums=True,
         ),
         BlockScales(
             "int8-learned", 8, 0, "fp32",
             "Lin et al. 2022, On-device training under 256KB memory, section 2.1: a fixed scale for each result; here "
             "the largest of its weights begins at half of what a code can say",
-            tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True,
+            tuple(code / 64 for code in range(-127, 128)), scales_sums=True, learns=True,
         ),
         BlockScales(
             "int8-powers", 8, 0, "int32",
             "Wang et al. 2020, NITI, section 3: a power of two as the scale of an array; here it is fixed, and the "
             "largest of a weight begins between a quarter and half of what a code can say",
-            tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True, powers=True,
+            tuple(code / 64 for code in range(-127, 128)), scales_sums=True, learns=True, powers=True,
         ),
         BlockScales("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
         BlockScales(
@@ -222,7 +222,7 @@ class Precision:
     @property
     def computed(self) -> str:
         """The precision in which a program computes that reads codes directly: the type of its other numbers."""
-        codes = self.saved or self.products or (self.quantized is not None and self.quantized.behind)
+        codes = self.saved or self.products or (self.quantized is not None and self.quantized.scales_sums)
         return self.values if codes else self.name
 
 

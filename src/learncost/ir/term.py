@@ -90,9 +90,9 @@ class Term:
 
 def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
     """Yield the axes as text; an index is in parentheses where the next axis would be read as a part of it."""
-    for axis, behind in zip_longest(axes, axes[1:]):
+    for axis, following in zip_longest(axes, axes[1:]):
         at = axis.at if isinstance(axis, Read) else None
-        in_brackets = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
+        in_brackets = isinstance(at, Affine) and at.ends_open and isinstance(following, str)
         yield f"{axis.axis}=({at})" if in_brackets and isinstance(axis, Read) else str(axis)
 
 

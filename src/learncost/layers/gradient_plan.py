@@ -204,31 +204,33 @@ def weight_constants(table: Table) -> frozenset[str]:
     Lines read them only together with weights, and broadcast them along an axis of the weights.
     """
     constants = {name for name in table.inputs if table.values[name].role in ("constant", "buffer")}
-    while spoilt := _spoilt(table.lines, {name: {name} for name in constants}, set(table.weights)):
-        constants -= spoilt
+    while of_batch := _read_with_batch(table.lines, {name: {name} for name in constants}, set(table.weights)):
+        constants -= of_batch
     answered = {value.of for value in table.values.values() if value.role == "share"}
     batch = [n for n in table.inputs if n not in answered | constants and table.values[n].role != "share"]
     return frozenset(constants if batch else ())
 
 
-def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set[str]) -> set[str]:
+def _read_with_batch(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set[str]) -> set[str]:
     """Return the constants that a line reads with a value that is not computed from weights.
 
     roots    the constants that each name is computed from
     weights  names computed from weights, or from weights and constants
     """
-    spoilt: set[str] = set()
+    of_batch: set[str] = set()
     for line in lines:
         if isinstance(line, Loop):
             names = {**{name: name for name in line.shared}, **dict(line.each)}
             inside = {name: roots[outer] for name, outer in names.items() if outer in roots}
-            spoilt |= _spoilt(line.lines, inside, {name for name, outer in names.items() if outer in weights})
-            spoilt |= {root for carry in line.carry for root in roots.get(carry.initial, ())}
+            of_batch |= _read_with_batch(
+                line.lines, inside, {name for name, outer in names.items() if outer in weights}
+            )
+            of_batch |= {root for carry in line.carry for root in roots.get(carry.initial, ())}
             continue
         of = {root for name in line.reads for root in roots.get(name, ())}
         own = [name for name in line.reads if name in weights]
         if any(name not in roots and name not in weights for name in line.reads):
-            spoilt |= of
+            of_batch |= of
         elif not own:
             roots |= dict.fromkeys(line.makes, of)
         else:
@@ -236,10 +238,10 @@ def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set
             wide = {axis for term in terms if term.name in weights for axis in term.loops}
             spread = all(set(term.loops) < wide for term in terms if roots.get(term.name))
             if of and not (spread and wide <= {axis for term in line.left for axis in term.loops}):
-                spoilt |= of
+                of_batch |= of
             if _is_as_wide(line, weights):
                 weights |= {*line.makes}
-    return spoilt
+    return of_batch
 
 
 def _is_as_wide(line: Line, weights: Iterable[str]) -> bool:

@@ -41,7 +41,7 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
         return model
     model = replace(model, table=flat(model.table, model.sizes))
     learning = set(model.learning) if learns else set[str]()
-    every, linear = kind.behind, linear_layers(model)
+    every, linear = kind.scales_sums, linear_layers(model)
 
     def chosen(line: Line, inside: str, outer: str) -> bool:
         # In integer-only steps, frozen matrices are codes, too.

@@ -64,7 +64,7 @@ class Quantized:
     @property
     def constants(self) -> tuple[str, ...]:
         """The names of the arrays that all weights share: levels, and block numbers."""
-        names = [] if self.kind.behind else [levels_of(self.kind)]
+        names = [] if self.kind.scales_sums else [levels_of(self.kind)]
         if self.kind.block:
             names.append(places_of(self.inside, self.kind))
         if self.second is not None:
@@ -78,7 +78,7 @@ class Quantized:
 
     def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of the additional axes: the numbers of blocks and of levels."""
-        counts = {} if self.kind.behind else {levels_axis(self.kind): len(self.kind.levels or ())}
+        counts = {} if self.kind.scales_sums else {levels_axis(self.kind): len(self.kind.levels or ())}
         if self.kind.block:
             counts[blocks_axis(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
         if self.second is not None:

@@ -204,7 +204,7 @@ class _CompressedStep:
     def _pair(self, forward: Loop, reverse: Loop, elsewhere: set[str], values: Values) -> tuple[Loop, Loop]:
         made = {line.name: line for line in forward.lines if isinstance(line, Line)}
         read = {outer: inside for inside, outer in reverse.each}
-        inner, behind = dict(forward.values), dict(reverse.values)
+        inner, reverse_values = dict(forward.values), dict(reverse.values)
         kept, given = list(forward.keep), list(reverse.each)
         coded: dict[str, list[Line]] = {}
         again: dict[str, Line] = {}
@@ -222,8 +222,8 @@ class _CompressedStep:
                 kept.append((array, stack))
                 given.append((slice_name, stack))
                 values[stack] = replace(inner[array].stacked(forward.count), role="saved", of=array)
-                behind[slice_name] = inner[array]
-            again[inside] = self._again(inside, behind)
+                reverse_values[slice_name] = inner[array]
+            again[inside] = self._again(inside, reverse_values)
             values.pop(outer, None)
         lines: list[Statement] = []
         for statement in forward.lines:
@@ -235,7 +235,7 @@ class _CompressedStep:
             backward += [*first, statement.renamed(names_behind)]
         return (
             replace(forward, lines=tuple(lines), values=inner, keep=tuple(kept)),
-            replace(reverse, lines=tuple(backward), values=behind, each=tuple(given)),
+            replace(reverse, lines=tuple(backward), values=reverse_values, each=tuple(given)),
         )
 
     def _coded(self, name: str, values: Values) -> Iterator[Line]:

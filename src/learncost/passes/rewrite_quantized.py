@@ -82,7 +82,7 @@ class _QuantizedScope:
         for line in self.table.lines:
             if isinstance(line, Loop):
                 lines.append(self.repeat(line))
-            elif self.kind.behind:
+            elif self.kind.scales_sums:
                 lines += self._line_of_codes(line, weights, Loop("", (), {}), self.values, [])
             else:
                 lines.append(line)
@@ -110,7 +110,7 @@ class _QuantizedScope:
         lines: list[Statement] = []
         values, each = dict(repeat.values), list(repeat.each)
         for line in repeat.lines:
-            if self.kind.behind and isinstance(line, Line):
+            if self.kind.scales_sums and isinstance(line, Line):
                 lines += self._line_of_codes(line, outer, repeat, values, each)
                 dequantizing |= {name: [] for name in line.reads if outer.get(name) in self.quantized}
                 continue
@@ -191,8 +191,8 @@ class _QuantizedScope:
         """Return the term that reads an array of a weight, or an iteration's slice of it."""
         sliced = (inside, quantized.weight) in repeat.each
         name = f"{inside}.{_local(array.name)}" if sliced else array.name
-        is_index = array.kind in BLOCKS and not self.kind.behind
-        dtype = "int8" if array.kind in BLOCKS and self.kind.behind else ""
+        is_index = array.kind in BLOCKS and not self.kind.scales_sums
+        dtype = "int8" if array.kind in BLOCKS and self.kind.scales_sums else ""
         value = Value(array.axes, "index" if is_index else "constant", quantized.weight, dtype=dtype)
         if array.kind in BLOCKS and self.kind.learns:
             value = Value(array.axes, dtype=dtype)

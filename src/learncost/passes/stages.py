@@ -263,8 +263,8 @@ def split_backward(table: Table) -> SplitBackward:
     A step that is already split is unchanged. The optimizer's lines must be in another table.
     """
     values = dict(table.values)
-    before, behind = _split_backward(table.lines, values, {*table.outputs})
-    return SplitBackward(replace(table, lines=(*before, *behind), values=values), len(behind))
+    before, last_lines = _split_backward(table.lines, values, {*table.outputs})
+    return SplitBackward(replace(table, lines=(*before, *last_lines), values=values), len(last_lines))
 
 
 def _split_backward(
@@ -276,20 +276,20 @@ def _split_backward(
     handed  the names that leave the scope
     wanted  those among them that are read before the last pass
     """
-    before, behind = list[Statement](), list[Statement]()
+    before, last_lines = list[Statement](), list[Statement]()
     soon, late = {*wanted}, set[str]()  # the names that lines of each pass read
     for unit in reversed([tuple(group) for group in groups(lines, in_kernel)]):  # no kernel is split
         first: tuple[Statement, ...] = unit
         second: tuple[Statement, ...] = ()
         if isinstance(unit[0], Loop):
-            first, second = _parted_repeat(unit[0], values, soon)
+            first, second = _split_loop(unit[0], values, soon)
         elif _is_late(unit, soon, late, handed):
             first, second = (), unit
         before += reversed(first)
-        behind += reversed(second)
+        last_lines += reversed(second)
         soon.update(name for line in first for name in line.reads)
         late.update(name for line in second for name in line.reads)
-    return tuple(reversed(before)), tuple(reversed(behind))
+    return tuple(reversed(before)), tuple(reversed(last_lines))
 
 
 def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:
@@ -304,7 +304,7 @@ def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed:
     return makes <= late and handed.isdisjoint(makes) and not meets
 
 
-def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+def _split_loop(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
     """Return a loop as two: one for the passes before the last, one for the last pass; either may be missing.
 
     soon  the names of the enclosing scope that are read before the last pass
@@ -335,11 +335,11 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
             values.setdefault(stack, Value((repeat.count, *own[name].axes), "saved", name))
             keep[0] += [(name, stack)] if (name, stack) not in keep[0] else []
             each[1].append((name, stack))
-    before, behind = (
+    before, last_lines = (
         (replace(repeat, lines=lines, values=own, carry=tuple(c), each=tuple(e), keep=tuple(k)),)
         for lines, c, e, k in zip((first, second), carry, each, keep, strict=True)
     )
-    return before if first or carry[0] or keep[0] else (), behind
+    return before if first or carry[0] or keep[0] else (), last_lines
 
 
 def _free(name: str, values: Mapping[str, Value]) -> str:

@@ -73,8 +73,8 @@ def _begun(pieces: Sequence[Piece], heaviest: Sequence[int], random: Random) -> 
     """Return an initial order: pieces that are live at the largest moments come first, of these the longest-lived
     (randomized), so that these moments are filled without a gap.
     """
-    stays = [(piece.last - piece.first) * random.uniform(0.8, 1) for piece in pieces]
-    return sorted(range(len(pieces)), key=lambda piece: (-heaviest[piece], -stays[piece]))
+    durations = [(piece.last - piece.first) * random.uniform(0.8, 1) for piece in pieces]
+    return sorted(range(len(pieces)), key=lambda piece: (-heaviest[piece], -durations[piece]))
 
 
 def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> list[int]:

@@ -190,7 +190,7 @@ class ShardSpecs:
         self.known = table.known
         self._counts, self._experts = _counts_and_experts(IdentityKey(table))
         self._by_name = any(name not in ROLES for clause in self.clauses for name in clause.names)
-        self._winners: dict[object, dict[str, tuple[int, str]]] = {}
+        self._applied_clauses: dict[object, dict[str, tuple[int, str]]] = {}
         self._ranks: dict[tuple[str, str], int] = {}
         self._specs: dict[tuple[str, Value, frozenset[str]], Split] = {}
         self.filled: dict[str, int] = {}
@@ -200,13 +200,13 @@ class ShardSpecs:
         """Return the specs of the same clauses over a mesh with other sizes."""
         result = copy(self)
         result.mesh, result.sizes, result.filled = mesh, {**sizes, **mesh.sizes}, {}
-        result._winners, result._specs, result.like = {}, {}, None
+        result._applied_clauses, result._specs, result.like = {}, {}, None
         return result
 
-    def divides(self, winners: Mapping[str, tuple[int, str]]) -> bool:
+    def divides(self, applied_clauses: Mapping[str, tuple[int, str]]) -> bool:
         """Return whether the mesh divides every axis that it shards."""
         numbers: dict[str, int] = {}
-        for mesh_axis, (_, axis) in winners.items():
+        for mesh_axis, (_, axis) in applied_clauses.items():
             numbers[base(axis)] = numbers.get(base(axis), 1) * self.mesh.sizes[mesh_axis]
         return all(self.size(axis) % number == 0 for axis, number in numbers.items())
 
@@ -250,16 +250,16 @@ class ShardSpecs:
         """Return the role of a value in clauses, and the value that it belongs to."""
         return kind_of(self.table, name, value)
 
-    def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
+    def applied_clauses(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
         """Map every mesh axis that shards a value to the index of the clause and the sharded axis."""
         role, owner = self.kind(name, value)
         of_weight = self.known[owner].axes if owner in self.known else ()
         key = role, owner in self._experts, value.axes, of_weight, (name, owner) if self._by_name else ()
-        if key not in self._winners:
-            self._winners[key] = self._won(role, owner, name, value)
-        return self._winners[key]
+        if key not in self._applied_clauses:
+            self._applied_clauses[key] = self._apply_clauses(role, owner, name, value)
+        return self._applied_clauses[key]
 
-    def _won(self, role: str, owner: str, name: str, value: Value) -> dict[str, tuple[int, str]]:
+    def _apply_clauses(self, role: str, owner: str, name: str, value: Value) -> dict[str, tuple[int, str]]:
         largest_first: dict[str, tuple[int, str]] = {}
         cut: dict[str, list[str]] = {}
         order = sorted(range(len(self.clauses)), key=lambda place: (self.clauses[place].largest, place))
@@ -324,7 +324,7 @@ class ShardSpecs:
         key = name, value, busy
         if key not in self._specs:  # cached, as every line needs the specs of its operands
             split: dict[str, list[str]] = {}
-            for mesh_axis, (_, axis) in self.winners(name, value).items():
+            for mesh_axis, (_, axis) in self.applied_clauses(name, value).items():
                 if mesh_axis not in busy:
                     split.setdefault(axis, []).append(mesh_axis)
             self._specs[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
@@ -350,7 +350,7 @@ class ShardSpecs:
             value = self.known[name]
             role, owner = self.kind(name, value)
             if owner in self.table.weights:
-                cut = self.winners(name, value).keys()
+                cut = self.applied_clauses(name, value).keys()
                 for place, mesh_axis in self._fitting(role, owner, name, value):
                     if self.clauses[place].largest and mesh_axis not in cut:
                         whole.setdefault(mesh_axis, {})[owner] = None
@@ -371,7 +371,7 @@ def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[
     specs, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
     for name, value in table.known.items():
         parts: dict[str, int] = {}
-        for mesh_axis, (clause, axis) in specs.winners(name, value).items():
+        for mesh_axis, (clause, axis) in specs.applied_clauses(name, value).items():
             if clause < len(chosen):
                 parts[base(axis)] = parts.get(base(axis), 1) * mesh.sizes[mesh_axis]
         numbers |= {axis: lcm(number, numbers.get(axis, 1)) for axis, number in parts.items()}

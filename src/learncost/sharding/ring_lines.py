@@ -175,7 +175,7 @@ class RingLines:
         region = self.region
         around, self.values = self.values, {}
         received = _Shard(self, [], "round", {}, is_round=True)
-        carries = [self._came(received, line) for line in region.gathers.values()]
+        carries = [self._receive(received, line) for line in region.gathers.values()]
         begin = {} if region.scatters else {name: own.names[name] for name in region.totals}
         starts = {name: self._start(name, received) for name in (*region.totals, *region.scatters)}
         for shares, (largest, total, _) in own.now.items():
@@ -211,19 +211,19 @@ class RingLines:
         count = str(self.devices - 1)
         return [*zeros.out, Loop(count, tuple(received.out), inside, tuple(carries), around=region.mesh_axis)]
 
-    def _came(self, received: _Shard, line: Op) -> Carry:
+    def _receive(self, received: _Shard, line: Op) -> Carry:
         """Return the carried name of a rotating shard, from the previous device to this one."""
         source, region = line.right[0], self.region
         axes = list(source.declared)
         axes[region.at[line.name]] = received.axis(axes[region.at[line.name]])
-        start, came = (self.step(source.name, what, axes) for what in ("before", "pass_on"))
+        start, received_shard = (self.step(source.name, what, axes) for what in ("before", "pass_on"))
         value = self.holds.get(source.name, source.name)
         named = base(region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(self.holds.get(name, name) for name in region.totals))
         why = f"{value} is sharded on {named} over {region.mesh_axis}, and {sums} sums over all of it, "
-        self._passed(received, came, start, line.meta, value, why + "one shard per iteration (rule 9)")
-        received.names[line.name] = came.name
-        return Carry(start.name, came.name, source.name, self.fresh(source.name, "last"))
+        self._passed(received, received_shard, start, line.meta, value, why + "one shard per iteration (rule 9)")
+        received.names[line.name] = received_shard.name
+        return Carry(start.name, received_shard.name, source.name, self.fresh(source.name, "last"))
 
     def _passed(self, received: _Shard, left: Term, right: Term, meta: Meta, value: str, why: str) -> None:
         """Write the line that passes an array to the next device."""

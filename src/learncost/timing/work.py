@@ -310,24 +310,24 @@ def _outside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
     A collective moves before the kernel if the kernel does not compute its operands, otherwise after it.
     """
     result: list[_Numbered] = []
-    behind: list[_Numbered] = []
+    deferred: list[_Numbered] = []
     for number, row in enumerate(rows):
         line = row.source
         if not isinstance(line, Line) or alias(line):
             continue
         first = _begin(result, rows, row)
         if is_collective(line) and first < len(result):
-            if {name for _, other in (*result[first:], *behind) for name in other.makes} & {*line.reads}:
-                behind.append((number, line))
+            if {name for _, other in (*result[first:], *deferred) for name in other.makes} & {*line.reads}:
+                deferred.append((number, line))
             else:
                 result.insert(first, (number, line))
             continue
         is_next = first < len(result) and line.meta.kernel == result[-1][1].meta.kernel
-        if behind and (not is_next or {name for _, other in behind for name in other.makes} & {*line.reads}):
-            result += behind
-            behind = []
+        if deferred and (not is_next or {name for _, other in deferred for name in other.makes} & {*line.reads}):
+            result += deferred
+            deferred = []
         result.append((number, line))
-    return [*result, *behind]
+    return [*result, *deferred]
 
 
 def _begin(lines: Sequence[_Numbered], rows: Sequence[Priced], row: Priced) -> int:

@@ -1,4 +1,4 @@
-"""Several processes that train one model: who speaks and writes, what they agree on, and how one that is gone is seen.
+"""Several processes that train one model: who reports and writes, what they agree on, and how one that is gone is seen.
 
 Each was started by torchrun. The first alone writes and tells; all take the same steps in the same order.
 """
@@ -116,10 +116,10 @@ class ProcessGroup(Processes):
         self._distributed.all_gather_object(values, value)
         return values
 
-    def speaks(self, lost: bool = False) -> bool:
+    def reports_first(self, lost: bool = False) -> bool:
         """Return whether this process is the first to report why they end, or cannot ask; a loss is announced to all.
 
-        With torchrun the store is gone that could be asked: then the first of its processes speaks.
+        With torchrun the store is gone that could be asked: then the first of its processes reports.
         """
         reported: list[int] = []
 
@@ -132,7 +132,7 @@ class ProcessGroup(Processes):
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
         asks.join(REFUSAL_GRACE)
-        if not reported and self._heartbeat.orphan:
+        if not reported and self._heartbeat.is_orphaned:
             return os.environ.get("LOCAL_RANK") == "0"
         return reported in ([], [1])
 
@@ -148,7 +148,7 @@ class ProcessGroup(Processes):
     def lost(self) -> NoReturn:
         """Say that another process is gone, once for all that are left, and end without waiting for it."""
         self._ends.acquire()  # for good: the main thread and the heartbeat may both come here
-        if self.speaks(lost=True):
+        if self.reports_first(lost=True):
             print(
                 f"learncost: another of the {self.number} processes is gone: the last checkpoint is kept, and "
                 "learncost train --resume with the folder continues from it",
@@ -221,9 +221,9 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         distributed.init_process_group(backend, store=groups, rank=rank, world_size=number)
         yield processes
     except InputError:
-        speaks = processes.speaks()
+        reports_first = processes.reports_first()
         processes.end(REFUSAL_GRACE)
-        if speaks:
+        if reports_first:
             raise
         raise SystemExit(REFUSAL_EXIT_CODE) from None
     except RuntimeError as error:

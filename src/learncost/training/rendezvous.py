@@ -155,30 +155,30 @@ class Heartbeat:
         self._since = monotonic()
         self._parent = os.getppid() if LAUNCHED in os.environ else None
         store.set_timeout(timedelta(seconds=HEARTBEAT_TIMEOUT))
-        self._talks = threading.Thread(target=self._talk, daemon=True, name="heartbeat")
-        self._talks.start()
+        self._beating = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        self._beating.start()
         threading.Thread(target=self._watch, daemon=True, name="heartbeat's watch").start()
 
     @property
-    def orphan(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Return whether torchrun, which started this process, has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
     def end(self) -> None:
         """Mark this process as ended normally."""
         self._ended.set()
-        self._talks.join(HEARTBEAT_TIMEOUT)
+        self._beating.join(HEARTBEAT_TIMEOUT)
         self._store.set(self._mine, DONE)
 
-    def _talk(self) -> None:
-        beats, heard = 0, b""
+    def _beat(self) -> None:
+        beats, previous = 0, b""
         with suppress(RuntimeError):  # the store is gone: the watch will see that nothing was heard
             while not self._ended.is_set():
                 beats += 1
                 self._store.set(self._mine, str(beats))
-                latest = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
-                if latest in (b"", DONE) or latest != heard:  # it has not come yet, or has ended, or lives
-                    heard, self._silent, self._since = latest, 0, monotonic()
+                latest = self._store.get(self._next) if previous or self._store.check([self._next]) else b""
+                if latest in (b"", DONE) or latest != previous:  # it has not come yet, or has ended, or lives
+                    previous, self._silent, self._since = latest, 0, monotonic()
                 self._lost = self._store.check([LOST_KEY])
                 self._ended.wait(HEARTBEAT_INTERVAL)
 
@@ -186,7 +186,7 @@ class Heartbeat:
         while not self._ended.wait(HEARTBEAT_INTERVAL):
             self._silent += 1
             silent = self._silent * HEARTBEAT_INTERVAL > HEARTBEAT_TIMEOUT or monotonic() - self._since > LONGEST
-            if self._lost or self.orphan or silent:
+            if self._lost or self.is_orphaned or silent:
                 self._gone()
 
 

@@ -68,8 +68,8 @@ def group_norm(
     _: bool = True,
 ) -> View:
     shape = x.shape
-    parted = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
-    value = normal(reader, parted, range(2, len(parted.dims)), epsilon)
+    grouped = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
+    value = normal(reader, grouped, range(2, len(grouped.dims)), epsilon)
     return scaled(
         reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape))
     )

@@ -147,17 +147,17 @@ def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
     if not isinstance(count, int):
         return None
     try:
-        parted = view.reshaped([*view.shape[:dim], count, size, *view.shape[dim + 1 :]])
+        unflattened = view.reshaped([*view.shape[:dim], count, size, *view.shape[dim + 1 :]])
     except AxisSplitError:
         return None
-    outer = parted.dims[dim]
-    rows = [*parted.dims[:dim], *parted.dims[dim + 1 :]]
+    outer = unflattened.dims[dim]
+    rows = [*unflattened.dims[:dim], *unflattened.dims[dim + 1 :]]
     if len(outer) > 1:
         return None
     number = quotient(start, size)
     if equal(number, 0) and not outer:
-        return parted.with_dims(rows)
-    return parted.at(outer[0], (), number).with_dims(rows) if isinstance(number, int) else None
+        return unflattened.with_dims(rows)
+    return unflattened.at(outer[0], (), number).with_dims(rows) if isinstance(number, int) else None
 
 
 def merged(reader: GraphReader, view: View, dim: int) -> View:

@@ -73,32 +73,34 @@ def with_parts(
             part = Term(f"{term.name}#{number}", (*declared[:position], *declared[position + 1 :]))
             by_name.setdefault(term.name, {})[number] = part
     makers = {name: line for line in lines if isinstance(line, Line) for name in line.makes}
-    parted = {}
+    view_parts = {}
     for name, parts in by_name.items():
         if name not in others and len(at[name]) == 1 and name in makers:
             (position,) = at[name]
             line = replace(makers[name], left=tuple(parts.values()), right=(Term(name, axes[name]),))
-            parted[name] = ViewParts((line,), tuple(parts.values()), name, axes[name][position], tuple(parts))
+            view_parts[name] = ViewParts((line,), tuple(parts.values()), name, axes[name][position], tuple(parts))
 
     def renamed(term: Operand) -> Operand:
         place = _place(term)
-        if place is None or not isinstance(term, Term) or term.name not in parted:
+        if place is None or not isinstance(term, Term) or term.name not in view_parts:
             return term
         number, position = place
         return Term(f"{term.name}#{number}", (*term.axes[:position], *term.axes[position + 1 :]))
 
     return [
         replace(line, right=tuple(map(renamed, line.right))) if isinstance(line, Line) else line for line in lines
-    ], parted
+    ], view_parts
 
 
-def after_makers(calls: Iterable[OperatorCall | Loop], parted: Mapping[str, ViewParts]) -> list[OperatorCall | Loop]:
+def after_makers(
+    calls: Iterable[OperatorCall | Loop], view_parts: Mapping[str, ViewParts]
+) -> list[OperatorCall | Loop]:
     """Return the calls, with the views of each split value right after the call that defines it."""
     result: list[OperatorCall | Loop] = []
     for call in calls:
         result.append(call)
         if isinstance(call, OperatorCall):
-            result += [parted[term.name] for term in call.makes if term.name in parted]
+            result += [view_parts[term.name] for term in call.makes if term.name in view_parts]
     return result
 
 

@@ -46,9 +46,9 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
         outer = [names.weights[projection.weight][0] for projection in projections]
         return module.joins(projections, [known[name].group or name for name in outer])
 
-    lines, parted = with_parts(lines, outputs, names.axes)
+    lines, view_parts = with_parts(lines, outputs, names.axes)
     in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
-    in_order = after_makers(in_order, parted)
+    in_order = after_makers(in_order, view_parts)
     in_order = with_mixers(in_order) if module.mixes else in_order
     in_order = with_head_losses(in_order, names.state.asked.loss) if names.state.asked.loss else in_order
     place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)

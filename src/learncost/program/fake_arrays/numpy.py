@@ -242,7 +242,7 @@ def _where(condition: FakeArray, first: Any, second: Any) -> FakeArray:
 
 
 def _pad(array: FakeArray, ends: Sequence[tuple[int, int]]) -> FakeArray:
-    return array.like([size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)])
+    return array.like([size + before + after for size, (before, after) in zip(array.shape, ends, strict=True)])
 
 
 _OF_OTHERS = ("broadcast_to", "clip", "flip")

@@ -56,7 +56,7 @@ class InferencePass:
     table: Table
     whole: Table
     sizes: Mapping[str, int]
-    grown: int = 0
+    cache_growth: int = 0
     batch: str = "B"
     over: OverMesh | None = None
     states: frozenset[str] = frozenset()
@@ -219,7 +219,7 @@ class InferenceSetting:
         for inference_pass in self.passes:
             sizes = inference_pass.local_sizes
             others = sizes if self.sharded else {name: size for name, size in sizes.items() if name != "B"}
-            uncounted = Polynomial.of((inference_pass.batch,), inference_pass.grown).with_sizes(others)
+            uncounted = Polynomial.of((inference_pass.batch,), inference_pass.cache_growth).with_sizes(others)
             uncounted += Polynomial.of((), self._resident(inference_pass))
             sums = (
                 level + uncounted
@@ -276,8 +276,8 @@ class InferenceSetting:
         several: list[tuple[InferencePass, Live, dict[str, int]]] = []
         for each in self.passes:
             sizes = each.local_sizes
-            grown = each.grown * int(size_of(each.batch, sizes))
-            split = {"weights": self._resident(each), "KV cache": grown, "activations": 0}
+            cache_growth = each.cache_growth * int(size_of(each.batch, sizes))
+            split = {"weights": self._resident(each), "KV cache": cache_growth, "activations": 0}
             split |= dict.fromkeys([STATE] if each.states else (), 0)
             arrays = live(each.table, sizes, NAMES[self.kind.value], self._widths, IN_KERNELS)
             for live_array in arrays.live_at_peak:
@@ -432,9 +432,9 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
     worst, arrays, split = serving.at_peak
     uncounted, peak, last = serving.uncounted, sum(split.values()), len(arrays.curve) - 1
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in arrays.curve)
-    grown = split["KV cache"] and worst.grown * int(size_of(worst.batch, worst.local_sizes))
+    cache_growth = split["KV cache"] and worst.cache_growth * int(size_of(worst.batch, worst.local_sizes))
     added = "new tokens and rest of the last page" if serving.page_size > 1 else "new tokens of the KV cache"
-    throughout = {("other weights", "weights"): uncounted - grown, (added, "KV cache"): grown}
+    throughout = {("other weights", "weights"): uncounted - cache_growth, (added, "KV cache"): cache_growth}
     more = tuple(
         LiveInterval(each, (), (size,), 1, size, 0, last, "given", part=part)
         for (each, part), size in throughout.items()

@@ -184,7 +184,7 @@ class _ContestRun(TrialReporter):
         for place, (peak, chosen) in self.workers(readied, setting, before, self):
             result = results[place]
             result.measured_peak, result.search = peak, chosen
-            self._came(self.trials(result) * result.share.steps)
+            self._advance(self.trials(result) * result.share.steps)
         # The entrants alternately, so that what disturbs the machine disturbs all of them.
         iterations = [(result, seed) for seed in seeds for result in results]
         trainings = [(r.entrant, r.share, r.search.best, seed) for r, seed in iterations if r.search is not None]
@@ -193,7 +193,7 @@ class _ContestRun(TrialReporter):
             result.outcomes = tuple(
                 sorted((*result.outcomes, result_of_seed), key=lambda outcome: seeds.index(outcome.seed))
             )
-            self._came(result.share.steps)
+            self._advance(result.share.steps)
             finished(self.contest)
 
     def say(self, text: str) -> None:
@@ -206,7 +206,7 @@ class _ContestRun(TrialReporter):
     def passed(self, steps: int) -> None:
         self._at(self.done + steps)
 
-    def _came(self, steps: int) -> None:
+    def _advance(self, steps: int) -> None:
         """Count the steps of a finished task that were not reported in this process."""
         self.over += steps
         self._at(max(self.done, self.over))

@@ -48,7 +48,7 @@ class AnswerCache:
         self.others, self.most = others, most
         self.bytes = 0
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
-        self._coming: dict[bytes, asyncio.Task[Answer]] = {}
+        self._pending: dict[bytes, asyncio.Task[Answer]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -59,10 +59,10 @@ class AnswerCache:
         if (answer := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return answer
-        if (coming := self._coming.get(key)) is None:
-            coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
-            coming.add_done_callback(lambda _: self._coming.pop(key, None))
-        answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
+        if (pending := self._pending.get(key)) is None:
+            pending = self._pending[key] = asyncio.create_task(self.others.answer(route, pairs, config))
+            pending.add_done_callback(lambda _: self._pending.pop(key, None))
+        answer = await asyncio.shield(pending)  # who asked may go, others may wait for it
         size = len(answer.content) + OVERHEAD
         if answer.status in CACHED_STATUSES and size <= self.most and key not in self._known:
             self._known[key] = answer
@@ -74,8 +74,8 @@ class AnswerCache:
 
     async def close(self) -> None:
         """Close the cached processor."""
-        for coming in [*self._coming.values()]:
-            coming.cancel()
+        for pending in [*self._pending.values()]:
+            pending.cancel()
         await self.others.close()
 
 

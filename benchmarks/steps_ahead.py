@@ -107,6 +107,7 @@ def made(case: Case) -> tuple[Any, Mapping[str, Any]]:
     kind = getattr(torch, case.weights)
     with defaults(torch, kind):
         module = getattr(transformers, case.model)(getattr(transformers, case.config)(**case.settings))
+        module.tie_weights()  # which a module does with its values, and these are not made for a prediction
         if case.lora:
             module = adapted(module)
         if case.checkpoints:
@@ -165,7 +166,6 @@ def predicted(case: Case) -> Mapping[str, Any]:
     """Return the predictions of a case by card, recorded in this process with the kernels of the H100."""
     load_guard()
     import torch
-    import transformers
     import transformers.initialization
 
     from learncost.devices.device import device

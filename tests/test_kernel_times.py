@@ -318,7 +318,12 @@ def test_microbatches_that_did_not_run_take_the_time_of_the_last_one():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("gpt2", {}), ("smollm2-135m", {}), ("bloom-560m", {}), ("gpt2", {"batch_size": 8, "accumulate": 4})],
+    [
+        ("gpt2", {}),
+        ("smollm2-135m", {"clip": 1.0}),
+        ("bloom-560m", {"precision": "bf16-true", "clip": 1.0, "optimizer_implementation": "for-loop"}),
+        ("gpt2", {"batch_size": 8, "accumulate": 4, "precision": "amp", "optimizer_implementation": "foreach"}),
+    ],
 )
 def test_a_lowered_step_has_the_kernels_of_the_recorded_one(model, more):
     asked = {"on": "H100-SXM", "engine": "eager", "batch_size": 2, "seq_len": 512, "n_layer": 4, **more}

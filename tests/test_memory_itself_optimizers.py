@@ -6,11 +6,11 @@ from torch import nn
 
 import learncost as lc
 from allocator import apart
-from learncost.importer.recorder.optimizer import CLASSES
 from learncost.ops.optimizers import OPTIMIZERS
+from learncost.program.optimizer_step import CLASSES
 from sampling import sampled
 
-TORCHS = [name for name in OPTIMIZERS if name in CLASSES]
+TORCHS = [name for name in OPTIMIZERS if CLASSES[name].pytorch]
 """Those of PyTorch; adamw8bit is of bitsandbytes, which needs a GPU."""
 
 VARIANTS = {

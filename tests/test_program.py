@@ -165,7 +165,7 @@ def test_every_operand_is_live_when_its_op_runs_and_phases_follow_one_another():
         max(each.microbatch for each in program.ops if each.phase == phase) for phase in ("forward", "optimizer")
     ] == [1, 1]
     recomputed = [each for each in program.ops if each.phase == "recompute"]
-    assert {each.path for each in recomputed} == {"again"}
+    assert {each.path for each in recomputed if each.name != "aten::empty"} == {"again"}  # which is the random state
     down = [each.name for each in program.ops if each.path == "down" and each.phase == "backward"]
     assert "aten::convolution_backward" in down
     weights = sum(each.bytes for each in program.buffers if each.role == "weights")

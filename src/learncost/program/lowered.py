@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isqrt, prod
 
 from learncost.ir.dataclass import replace
-from learncost.program.program import BACKWARD, BEFORE, GRADIENTS, MOVED, WEIGHTS, Operand, Program, ProgramOp
+from learncost.program.program import BACKWARD, BEFORE, GRADIENTS, OPTIMIZER, WEIGHTS, Operand, Program, ProgramOp
 
 VIEWS: Mapping[str, tuple[int, int]] = {
     "linear": (3, 7), "addmm": (2, 5), "bmm": (5, 6), "bias": (0, 2), "attention": (2, 10), "transpose": (1, 0),
@@ -52,19 +52,29 @@ ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid")
 """The operators that are called as modules."""
 
 
-def lowered(program: Program, moved: int, weights: int, elements: int, before: Sequence[str] = ()) -> Program:
+SUBLAYERS = {
+    "attn.Q": "attention.self.Q", "A": "attention.output.A", "X.2": "attention.output.X", "F": "output.F",
+    "X.3": "output.X",
+}  # fmt: skip
+"""The modules within a block of BERT's code, by the lines that they run (`BertSelfOutput`, `BertOutput`)."""
+
+
+def lowered(
+    program: Program, update: Program, before: Sequence[str] = (), sublayers: Mapping[str, str] | None = None
+) -> Program:
     """Return the program of a tape with the operators that PyTorch issues.
 
-    moved     bytes that the optimizer reads and writes
-    weights   the number of tensors that it steps, and their elements
-    before    the operators with which every forward pass begins, on a few numbers that the tape does not have
+    update  the optimizer's step, in place of that of the tape; what it is given are buffers of no bytes
+    before  the operators with which every forward pass begins, on a few numbers that the tape does not have
+    sublayers  the modules of lines, where they are within others
     """
     held = {place for place, each in enumerate(program.buffers) if each.role == WEIGHTS}
     ops, firsts, lasts = program.ops, list[int](), list[int]()
     named = {op.label for op in ops if _name(op) in ACTIVATIONS or any(each.buffer in held for each in op.inputs)}
     gradients = {place for place, each in enumerate(program.buffers) if each.role == GRADIENTS}
-    lowering, place = _OfTape(named, gradients), 0
-    while place < len(ops) - 1:
+    lowering, place = _OfTape(named, gradients, sublayers or {}), 0
+    passes = next(place for place, op in enumerate(ops) if op.phase == OPTIMIZER)
+    while place < passes:
         op, end = ops[place], place + 1
         if place == 0 or op.microbatch != ops[place - 1].microbatch:
             lowering.begin(op, before)
@@ -78,10 +88,19 @@ def lowered(program: Program, moved: int, weights: int, elements: int, before: S
         lowering.run(op, [each for one in ops[place:end] for each in one.outputs])
         lasts += [len(lowering.ops) - 1] * (end - place)
         place = end
-    stepped = ops[-1]._replace(arguments={MOVED: moved, "tensors": weights, "elements": elements})
-    firsts, lasts = ([*several, len(lowering.ops), len(lowering.ops) + 1, BEFORE] for several in (firsts, lasts))
-    buffers = [replace(each, first=firsts[each.first], last=lasts[each.last]) for each in program.buffers]
-    return replace(program, ops=(*lowering.ops, stepped), buffers=tuple(buffers))
+    begin, several = len(lowering.ops), [each for each in program.buffers if each.first < passes]
+    count = begin + len(update.ops)
+    firsts, lasts = ([*each, *[count] * (len(ops) - passes + 1), BEFORE] for each in (firsts, lasts))
+    buffers = [replace(each, first=firsts[each.first], last=lasts[each.last]) for each in several]
+    for each in update.buffers:
+        first, last = (place + begin * (place != BEFORE) for place in (each.first, each.last))
+        buffers.append(replace(each, first=first, last=last))
+
+    def moved(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+        return tuple(each._replace(buffer=each.buffer + len(several)) for each in operands)
+
+    updates = [op._replace(inputs=moved(op.inputs), outputs=moved(op.outputs)) for op in update.ops]
+    return replace(program, ops=(*lowering.ops, *updates), buffers=tuple(buffers))
 
 
 class _OfTape:
@@ -92,7 +111,8 @@ class _OfTape:
     gradients  the buffers of weights' gradients
     """
 
-    def __init__(self, named: Collection[str], gradients: Collection[int]) -> None:
+    def __init__(self, named: Collection[str], gradients: Collection[int], sublayers: Mapping[str, str]) -> None:
+        self._sublayers = sublayers
         self.ops: list[ProgramOp] = []
         self.columns: dict[int, int] = {}
         self._named, self._label, self._path, self._block, self._seen = named, "", "", 0, set[str]()
@@ -148,7 +168,8 @@ class _OfTape:
                 self._block += 1
                 self._seen.clear()
             self._seen.add(label)
-            self._path = f"blocks.{self._block}.{label.partition('+')[0].removesuffix('.unrotated')}"
+            line = label.partition("+")[0].removesuffix(".unrotated")
+            self._path = f"blocks.{self._block}.{self._sublayers.get(line, line)}"
             self._products = 0
         self._products += is_linear
         if is_linear and self._products > 1 and label in self._named:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from learncost.ir.dataclass import dataclass
+from learncost.ir.dataclass import dataclass, field
 from learncost.ops.optimizers import LARGEST_SIDE
 
 if TYPE_CHECKING:
@@ -41,21 +41,31 @@ class OptimizerStep:
     clip: bool = False
     cuda: bool = False
 
+    def is_pytorchs(self, width: int) -> bool:
+        """Return whether PyTorch has this optimizer of weights of so many bytes, with states of their type."""
+        return bool(self.optimizer) and bool(CLASSES[self.optimizer].pytorch) and width == self.width
+
 
 @dataclass(frozen=True)
 class OptimizerClass:
-    """An optimizer as PyTorch's users have it: its class, and the implementations that there are, the default first."""
+    """An optimizer as PyTorch's users have it.
+
+    implementations    those that there are, the default first
+    pytorch, settings  the class in `torch.optim`, if it has one, and the arguments that are not the default
+    """
 
     name: str
     implementations: Sequence[str] = ("fused", "foreach", "for-loop")
+    pytorch: str = ""
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 CLASSES: Mapping[str, OptimizerClass] = {
-    "sgd": OptimizerClass("SGD"),
-    "momentum": OptimizerClass("SGD with momentum"),
-    "adamw": OptimizerClass("AdamW"),
-    "rmsprop": OptimizerClass("RMSprop", ("for-loop", "foreach")),
-    "adafactor": OptimizerClass("Adafactor", ("for-loop", "foreach")),
+    "sgd": OptimizerClass("SGD", pytorch="SGD"),
+    "momentum": OptimizerClass("SGD with momentum", pytorch="SGD", settings={"momentum": 0.9}),
+    "adamw": OptimizerClass("AdamW", pytorch="AdamW"),
+    "rmsprop": OptimizerClass("RMSprop", ("for-loop", "foreach"), "RMSprop"),
+    "adafactor": OptimizerClass("Adafactor", ("for-loop", "foreach"), "Adafactor"),
     "muon": OptimizerClass("Muon for matrices and fused AdamW for all else", ("for-loop",)),
     "soap": OptimizerClass("SOAP of nikhilvyas/SOAP, a step between two decompositions", ("for-loop",)),
     "lion": OptimizerClass("Lion", ("fused", "for-loop")),

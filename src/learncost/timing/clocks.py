@@ -147,7 +147,9 @@ def _step(issued: Sequence[IssuedOp], host: HostCPU, kernels: float = 1.0, issue
 
 def _issue_costs(ops: Sequence[ProgramOp], host: HostCPU) -> list[float]:
     """Return the seconds that the CPU takes for every operator, with the calls of modules and the optimizer's loop."""
-    weights = len({each.buffer for op in ops if op.phase == OPTIMIZER for each in op.inputs if each.shape}) / 4
+    updates = [op for op in ops if op.phase == OPTIMIZER]
+    weights = sum(op.arguments.get("tensors", 0) for op in updates)
+    weights = weights or len({each.buffer for op in updates for each in op.inputs if each.shape}) / 4
     costs = []
     before, path, compiled = "", "", False
     for op in ops:

@@ -18,7 +18,6 @@ from learncost.program.autograd.step import RECORDED_MICROBATCHES
 from learncost.program.program import (
     ACTIVATIONS,
     BACKWARD,
-    CLIP,
     CUDA,
     FORWARD,
     GRADIENTS,
@@ -114,11 +113,11 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
     """Record the step of a module whose tensors have no values; `forward` returns the loss, or other results."""
     import torch
 
-    from learncost.importer.recorder.optimizer import in_phase, optimizer_of, own, temporaries, update
+    from learncost.importer.recorder.optimizer import clip, in_phase, optimizer_of, temporaries, update
 
     stepping = request.optimizer
     weights = [each for each in module.parameters() if each.requires_grad]
-    runs = bool(weights) and own(stepping, weights)
+    runs = bool(weights) and all(stepping.is_pytorchs(each.element_size()) for each in weights)
     for role, size in request.given.items():
         if not (runs and role == STATES):
             recorder.give(role, size)
@@ -147,15 +146,14 @@ def record_step(recorder: Any, module: Any, request: StepRequest, forward: Calla
         each.remove()
     learned = [each for each in weights if each.grad is not None]
     recorder.assign_all([each.grad for each in learned], GRADIENTS)
+    if stepping.clip and learned:
+        clip(recorder, learned)
     if optimizer:
-        if stepping.clip:
-            norm, foreach = torch.nn.utils.clip_grad_norm_, recorder.device != "cpu"
-            in_phase(recorder, CLIP, lambda: norm(learned, 1.0, foreach=foreach))
         in_phase(recorder, OPTIMIZER, optimizer.step)
     elif not runs:
         temporaries(recorder, stepping, learned)
         if recorder.device == CUDA and stepping.optimizer:
-            update(recorder, request.given, learned)
+            recorder.ops.append(update(request.given, learned))
 
 
 def _autocast(request: StepRequest) -> AbstractContextManager[None]:
@@ -253,15 +251,36 @@ def attributed(module: Any, recorder: Any) -> Iterator[None]:
 
 @contextmanager
 def in_a_run() -> Iterator[None]:
-    """Make tensors without values inside, and disable the masks that transformers makes for these only."""
+    """Make tensors without values inside, and run what PyTorch and transformers run otherwise for these only."""
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from learncost.importer.replaced import attributes_replaced, unchecked
 
     library, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
-    usual = attributes_replaced({(library, name): lambda _: False} if hasattr(library, name) else {})
-    with FakeTensorMode(allow_non_fake_inputs=True), usual, unchecked():
-        yield
+    state = torch.get_rng_state().shape  # which checkpoints keep
+    answers: dict[tuple[Any, str], Any] = {
+        (torch, "get_rng_state"): lambda: torch.empty(state, dtype=torch.uint8),
+        (torch, "set_rng_state"): lambda _: None,
+    }
+    answers |= {(library, name): lambda _: False} if hasattr(library, name) else {}
+    operators: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for key in ("AutogradCPU", "CPU", "AutogradCUDA", "CUDA"):
+        operators.impl("linear", _linear, key)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), attributes_replaced(answers), unchecked():
+            yield
+    finally:
+        operators._destroy()
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Return `linear`, which adds a bias in place to the product of what is not contiguous (`Linear.cpp`)."""
+    import torch
+
+    run = torch.ops.aten.linear.default.decompose
+    apart = bias is not None and x.dim() > 2 and not x.is_contiguous()
+    return run(x, weight).add_(bias) if apart else run(x, weight, bias)
 
 
 def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:

@@ -188,7 +188,7 @@ class Recorder(ProgramBuilder, TorchDispatchMode):  # type: ignore[no-untyped-ca
         if self.device == "cpu":
             op = op._replace(scratch=buffers(func, args, kwargs, result), library=packed(func, args, result))
         else:
-            waits = func is torch.ops.aten._local_scalar_dense.default
+            waits = func is torch.ops.aten._local_scalar_dense.default and inputs[0].device.type == self.device
             op = op._replace(synchronizes=waits, compiled=self._compiled, stream=self.stream)
         if func._schema.overload_name == "out":
             self._written(written, label)

@@ -26,9 +26,13 @@ def _made_twice(gradient: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> 
     """`Normalization.cpp`: if the gradient has the operand's strides, the result is allocated twice, and written
     once.
     """
-    formats = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
-    identical = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
-    return x.nbytes if identical else 0
+    return x.nbytes if _layouts(x) & _layouts(gradient) else 0
+
+
+def _layouts(x: Any) -> set[torch.memory_format]:
+    """Return the layouts in which a tensor is contiguous: as it is, or an image with its channels last."""
+    several = (torch.contiguous_format, torch.channels_last)[: 2 if x.dim() == 4 else 1]
+    return {laid for laid in several if x.is_contiguous(memory_format=laid)}
 
 
 def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequence[int], **_: Any) -> int:
@@ -55,6 +59,27 @@ def _in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
     return x.numel() * FLOAT if x.dtype in NARROW else 0
 
 
+def _mean(x: torch.Tensor, dims: Sequence[int] | None = None, *_: Any, **named: Any) -> int:
+    """`ReduceOps.cpp`: the mean of bf16 and fp16 is that of a copy in float, and is itself in float before its cast."""
+    return _in_float(x) + _kept(x, dims) * FLOAT * (x.dtype in NARROW and not named)
+
+
+def _kept(x: torch.Tensor, dims: Sequence[int] | None) -> int:
+    """Return the number of elements of a reduction along dimensions, by default all."""
+    summed = {place % x.dim() for place in dims or range(x.dim())}
+    return prod(size for place, size in enumerate(x.shape) if place not in summed)
+
+
+SMALL_IMAGE = 128
+"""The rows and columns of an image, together, up to which it is scaled with its channels last (`UpSampleKernel.cpp`,
+`_use_vectorized_kernel_cond_2d`)."""
+
+
+def _with_channels_last(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
+    copied = sum(size) <= SMALL_IMAGE and torch.channels_last not in _layouts(x)
+    return copied * (prod((*x.shape[:2], *size)) * x.element_size() + x.nbytes)
+
+
 def _losses(x: torch.Tensor, z: torch.Tensor) -> int:
     """Return the number of losses of pairs that are broadcast against each other."""
     return prod(broadcast_shapes(x.shape, z.shape))
@@ -74,8 +99,11 @@ def _in_result(x: torch.Tensor, z: torch.Tensor, *more: Any, reduction: int = ME
 
 
 KERNELS: Mapping[str, Callable[..., int]] = {
-    # `ReduceOps.cpp`: the mean of bf16 and fp16 is that of a copy in float.
-    "aten::mean": _in_float,
+    "aten::mean": _mean,
+    # `ReduceOps.cpp`: the exponentials of differences to the maxima, and these.
+    "aten::logsumexp": lambda x, dims, *_, **__: x.nbytes + _kept(x, dims) * x.element_size(),
+    # `EmbeddingBag.cpp`: indices are sorted, with their places.
+    "aten::_embedding_bag_backward": lambda _, places, *__, **___: 3 * places.numel() * INTEGER,
     # `ScatterGatherKernel.cpp`: a scatter into bf16 and fp16 uses a copy in float, and so does a gather of them.
     **{f"aten::scatter{name}": _in_float for name in ("", "_", "_add", "_add_")},
     "aten::gather": lambda x, _dim, places, **_: places.numel() * FLOAT if x.dtype in NARROW else 0,
@@ -98,6 +126,10 @@ KERNELS: Mapping[str, Callable[..., int]] = {
     **{
         f"aten::_upsample_{kind}2d_aa": lambda x, size, *_, **__: x.nbytes // x.shape[-1] * size[-1]
         for kind in ("bilinear", "bicubic")
+    },
+    **{
+        f"aten::{kind}2d": _with_channels_last
+        for kind in ("upsample_nearest", "_upsample_nearest_exact", "upsample_bilinear")
     },
     # `Sorting.cpp`: the median along another dimension than the last is that of a copy.
     "aten::median": lambda x, dim=None, *_, **__: 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.nbytes,
@@ -171,9 +203,18 @@ def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def buffers(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
     """Return the bytes of workspace that an operator allocates besides its results, and frees."""
-    if row := KERNELS.get(func._schema.name):
-        return row(*args, **kwargs)
-    return _in_one_type(func, args, result) if isinstance(result, torch.Tensor) else 0
+    name = func._schema.name
+    row, tensors = KERNELS.get(name), (each for each in args if isinstance(each, torch.Tensor))
+    copied = sum(each.nbytes for each in tensors if not _layouts(each)) if CONTIGUOUS.fullmatch(name) else 0
+    return copied + (row(*args, **kwargs) if row else _in_one_type(func, args, result))
+
+
+CONTIGUOUS = re.compile(
+    r"aten::(_(log_)?softmax(_backward_data)?|native_layer_norm(_backward)?|log_sigmoid_forward|rrelu_with_noise|im2col"
+    r"|_cdist_\w+|multi(label)?_margin_loss\w*|(pixel|channel)_shuffle|index_select|bucketize|(reflection|replication)_pad"
+    r"\dd|_?(adaptive_)?(max|avg)_pool2d(_with_indices)?)"
+)
+"""Operators whose kernels first copy operands that are not contiguous."""
 
 
 PRODUCTS = re.compile(
@@ -213,14 +254,16 @@ def packed(func: Any, args: Any, result: Any) -> int:
     return total
 
 
-SUMS = ("aten::sum", "aten::nansum", "aten::prod")
+SUMS = ("aten::sum", "aten::nansum", "aten::prod", "aten::cumsum", "aten::cumprod")
 MIXED = ("aten::clone", "aten::masked_fill", "aten::masked_fill_", "aten::native_dropout_backward")
 """Elementwise operators whose kernels take operands of several types."""
 
 
-def _in_one_type(func: Any, args: Any, result: torch.Tensor) -> int:
+def _in_one_type(func: Any, args: Any, result: Any) -> int:
     """`TensorIterator.cpp`: operands of another type than the computation are copied to it."""
     name = func._schema.name
+    if not isinstance(result, torch.Tensor):
+        return 0
     if name in SUMS:
         return args[0].numel() * result.element_size() if args[0].dtype != result.dtype else 0
     if torch.Tag.pointwise not in func.tags or name in MIXED or "logical" in name:

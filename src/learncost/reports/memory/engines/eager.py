@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from math import prod
 from operator import le
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from learncost.program.program import (
     ACTIVATIONS,
     GRADIENTS,
     HOST,
+    MOVED,
     STATES,
     WEIGHTS,
     WORKSPACE,
@@ -187,8 +189,8 @@ def _module(step: MemoryStep) -> Module:
     return module_of(_plain(step), step.module, step.recomputes, step.kind.weight, _unfused(step))
 
 
-def _emulated(step: MemoryStep, sizes: Mapping[str, int], whole: bool = False, device: int = 0) -> Program:
-    """Return the step of a module that is emulated.
+def _emulated(step: MemoryStep, sizes: Mapping[str, int], whole: bool = False, device: int = 0) -> Tape:
+    """Return the tape of the step of a module that is emulated.
 
     whole   with all iterations of its blocks
     device  that of a pipeline
@@ -228,32 +230,48 @@ def _emulated(step: MemoryStep, sizes: Mapping[str, int], whole: bool = False, d
     hooked = _hooked(step) or (GRADIENTS in hosted and not step.over)
     tape = Tape(width, step.eager.device == GPU, hooked, summed, autocast)
     run_step(tape, chunks, settings, passes)
-    return tape.builder.program()
+    return tape
 
 
 def lowered_on(step: MemoryStep) -> Program:
     """Return the step with the operators that PyTorch issues. Raises `InputError` if these are not known."""
-    from learncost.program.lowered import lowered  # imported when used, for a fast start
+    from learncost.program.lowered import SUBLAYERS, lowered  # imported when used, for a fast start
 
     kind, sizes, lines = step.kind, step.sizes(), [line for line, _ in walk(step.forward.lines)]
-    program = _emulated(step, sizes, whole=True)
-    convolved = any(op.name == "aten::convolution" for op in program.ops)
+    stepping, learning = _stepping(step), step.model.learning
+    runs, unfused = stepping.is_pytorchs(kind.weight), stepping.how != "fused"
     reasons = {
         "the kernels of recurrences are those of their code": has_recurrences(step.forward),
         "products of experts have the sizes of their routing": any(map(reads_experts, lines)),
-        "convolutions have kernels by layout": convolved,
         "disentangled attention has operators that allocate nothing": _module(step).attention == "disentangled",
-        "clipping, quantized weights and what is offloaded have kernels that are not modelled": bool(
-            step.eager.clip or step.model.quantized or step.eager.hosted
+        "quantized weights and what is offloaded have kernels that are not modelled": bool(
+            step.model.quantized or step.eager.hosted
         ),
-        f"{step.optimizer.name} is not one kernel": _stepping(step).how != "fused",
+        f"{step.optimizer.name} is not one kernel": unfused and not runs,
+        "clipping has kernels by the gradients, and these are summed in another type": bool(
+            stepping.clip and kind.gradient != kind.weight
+        ),
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
         raise InputError(why)
-    weights = bytes_of(step.forward, step.model.learning, sizes, lambda _: kind.weight)
-    moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
-    learned = sum(each.count for each in program.buffers if each.role == GRADIENTS)
-    return lowered(program, moved, learned, weights // kind.weight, _before(step))
+    tape = _emulated(step, sizes, whole=True)
+    program, shapes = tape.builder.program(), tape.learned
+    if any(op.name == "aten::convolution" for op in program.ops):
+        raise InputError("convolutions have kernels by layout")
+    update = Program((), ())
+    if stepping.clip or unfused:
+        if find_spec("torch") is None:
+            raise InputError("clipping and optimizers that are not fused are recorded with PyTorch: pip install torch")
+        from learncost.importer.recorder.optimizer import recorded_update  # imports torch
+
+        update = recorded_update(stepping, shapes, kind.weights, runs)
+    if not update.ops or not runs:
+        weights = bytes_of(step.forward, learning, sizes, lambda _: kind.weight)
+        moved = 2 * sum(step.states_and_masters.values()) + (2 if kind.master else 3) * weights
+        arguments = {MOVED: moved, "tensors": len(shapes), "elements": weights // kind.weight}
+        fused = program.ops[-1]._replace(arguments=arguments)
+        update = replace(update, ops=(*update.ops, fused))
+    return lowered(program, update, _before(step), SUBLAYERS if _module(step).holds == "sublayers" else {})
 
 
 def _before(step: MemoryStep) -> tuple[str, ...]:
@@ -310,7 +328,7 @@ def _fullest(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[Program, int]:
         weights = {(place, name) for place, (table, _) in enumerate(chunks) for name in table.weights}
         if not any(weights <= more and all(map(le, blocks, most)) for most, more in several.values()):
             several[device] = blocks, weights
-    programs = ((_emulated(step, sizes, device=device), device) for device in several)
+    programs = ((_emulated(step, sizes, device=device).builder.program(), device) for device in several)
     return max(programs, key=lambda each: peak(each[0]).bytes)
 
 
@@ -490,7 +508,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     counts = {int(size_of(count, sizes)): count for count in repeats}
 
     def lines() -> tuple[tuple[ProgramPoint, ...], Iterable[LiveInterval]]:
-        return curve_of(_emulated(step, sizes, True) if program.nested and not itself else program, table, counts)
+        whole = _emulated(step, sizes, True).builder.program() if program.nested and not itself else program
+        return curve_of(whole, table, counts)
 
     buffers = library_workspace(program) if itself and program.device == CPU else None
     moment, text = at_line(most.op.label, most.bytes), _described(step, program, bool(buffers))

@@ -106,7 +106,10 @@ def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
     asked = []
     with pytest.raises(lc.InputError, match="does not grow with the batch"):
         largest_batch(lambda batch: asked.append(batch) or 64, 100_000)
-    assert len(asked) == 4
+    assert len(asked) == 6
+    almost_level = [largest_batch(lambda batch: asked.append(batch) or max(64 + batch, 2**20 * batch), 2**30)]
+    assert almost_level == [1024]
+    assert max(asked) < 2**21  # it goes no further than 1,024 times the batch, since a loss has a list of its sequences
 
 
 def test_frozen_weights_lie_in_flash_where_there_is_flash():

@@ -15,8 +15,9 @@ LENGTH_TRIALS = 16
 """The most times that a length which fits is exceeded by the next: the peak may bend."""
 
 
-SMOOTH = 16
-"""The steps of Newton's method after which a bracket of the largest batch is halved."""
+SMOOTH, FARTHEST = 16, 1024
+"""The steps of Newton's method after which a bracket of the largest batch is halved, and how many times larger than a
+batch the next is at most: the line of a small batch may be almost level."""
 
 
 def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
@@ -43,9 +44,10 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
             break
         if level <= capacity:
             fits = batch + 1
-        before, batch = level, max(1, batch + int((capacity - level) // max(1, more - level)))
-        if not isinf(too_large) and (number > SMOOTH or not fits < batch < too_large):
-            batch = (fits + int(too_large)) // 2
+        ahead = batch + int((capacity - level) // max(1, more - level))
+        before, batch = level, max(1, min(ahead, FARTHEST * batch))
+        if number > SMOOTH or not fits < batch < too_large:
+            batch = 2 * fits if isinf(too_large) else (fits + int(too_large)) // 2
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 

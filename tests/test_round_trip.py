@@ -18,11 +18,15 @@ OTHERWISE = {
         ("separable_convolution", "short_convolution", "jamba"),
         "the gradient of a window is added position by position",
     ),
-    "gated_delta_net": "a window, and a norm that is written out",
+    **dict.fromkeys(
+        ("gated_delta_net", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        "a window, and a norm that is written out",
+    ),
     "selective_state_space": "the first turn's state is 0, and nobody needs its gradient",
     "state_space_duality": "the first turn's state is 0, and nobody needs its gradient",
     "time_mixing": "the first turn's state is 0, and nobody reads the last one's",
     "mamba": "the first turn's state is 0, and nobody needs its gradient",
+    "falcon_h1": "the first turn's state is 0, and nobody needs its gradient",
     "mamba2": "the first turn's state is 0, and nobody needs its gradient",
     "rwkv": "the first turn's state is 0, and nobody reads the last one's",
     **dict.fromkeys(

@@ -156,6 +156,11 @@ class _Tangents:
             zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
             self.out.append(applied("zeros", zeros, (), self.meta(line)))
             terms, signs = [zeros, *terms], [1, *signs]
+        if len(moved) > 1 and moved == [*range(len(moved))] and all(operand(line, i).indexed for i in moved):
+            # The first arrays of a concatenation alone do not fill its axis: the others' tangents are zeros.
+            others = [operand(line, i) for i in range(len(moved), len(line.right))]
+            terms += [Term(self.zeros(each.name), each.axes) for each in others]
+            signs = [*line.signs]
         return Sum((self.part(line, 0),), tuple(terms), line.where, self.meta(line), tuple(signs))
 
     def op(self, line: Op, i: int) -> list[Line]:

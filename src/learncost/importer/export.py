@@ -323,7 +323,9 @@ def _decomposed(program: Any, parts: Mapping[Any, Any]) -> Any:
     `ExportedProgram.run_decompositions` would list and preserve all composite operators of all libraries each time.
     """
     exports: Any = torch.export.exported_program
-    of_composites = {**_read_whole(), **{op: each for op, each in parts.items() if op._can_decompose()}}
+    # A composite operator that stays whole has no derivative in forward mode.
+    whole = {} if any("_make_dual" in str(node.target) for node in program.graph.nodes) else _read_whole()
+    of_composites = {**whole, **{op: each for op, each in parts.items() if op._can_decompose()}}
     return exports._decompose_exported_program(
         program,
         cia_to_decomp=of_composites,

@@ -28,7 +28,7 @@ def temporal_classification(
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,
-    reduction: int = 1,
+    reduction: int | str = 1,
     zero_infinity: bool = False,
 ) -> Any:
     """Return `ctc_loss` position by position: the forward variables of Graves et al. 2006, equations 5 to 8, as
@@ -48,7 +48,7 @@ def temporal_classification(
         targets = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
     blanks = torch.full_like(targets, blank)
     labels = torch.cat([torch.stack([blanks, targets], -1).flatten(1), blanks[:, :1]], 1)
-    skips = torch.nn.functional.pad((labels[:, 2:] != labels[:, :-2]) & (labels[:, 2:] != blank), (2, 0))
+    skips = torch.nn.functional.pad(labels[:, 2:] != labels[:, :-2], (2, 0))
     chances = logarithms.gather(2, labels.expand(logarithms.shape[0], -1, -1))
     first = torch.arange(labels.shape[1], device=device) < 2
     state = torch.where(first, chances[0], LOG_OF_ZERO)
@@ -60,9 +60,9 @@ def temporal_classification(
     labelled = state.gather(1, (2 * lasts - 1).clamp_min(0).unsqueeze(-1)).squeeze(-1)
     each = -torch.logaddexp(ends, torch.where(lasts > 0, labelled, LOG_OF_ZERO))
     each = torch.where(each < -LOG_OF_ZERO / 2, each, 0.0 if zero_infinity else math.inf)
-    if reduction == 1:
+    if reduction in (1, "mean"):
         return (each / lasts.clamp_min(1)).mean()
-    return each.sum() if reduction else each[0] if alone else each
+    return each.sum() if reduction in (2, "sum") else each[0] if alone else each
 
 
 def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
@@ -246,17 +246,6 @@ def unchecked() -> Iterator[None]:
         kind.set_default_validate_args(before)
 
 
-def _classified(
-    logarithms: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
-    zero_infinity: bool = False,
-) -> Any:  # fmt: skip
-    """Return `torch.nn.functional.ctc_loss`."""
-    lengths = input_lengths, target_lengths
-    return temporal_classification(
-        logarithms, targets, *lengths, blank, ("none", "mean", "sum").index(reduction), zero_infinity
-    )
-
-
 def _without_device(tensor: Any) -> bool:
     """Return whether a tensor requires a gradient, but not to the check for a device with a kernel for it."""
     return bool(tensor.requires_grad) and calling().f_code is not flex_attention._validate_device.__code__
@@ -273,8 +262,7 @@ def calling(file: str = __file__) -> FrameType:
 
 
 WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
-    torch.ctc_loss: temporal_classification,
-    torch.nn.functional.ctc_loss: _classified,
+    **dict.fromkeys((torch.ctc_loss, torch.nn.functional.ctc_loss), temporal_classification),
     torch.nn.functional.gaussian_nll_loss: gaussian,
     **dict.fromkeys((torch.cov, torch.Tensor.cov), covariance),
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), correlation),

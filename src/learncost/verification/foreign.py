@@ -221,7 +221,9 @@ class _Translation:
         if line.op == "proportion":
             return (x / (x.sum(along, keepdims=True) + operands[1]),)
         if line.op == "vector_norm":
-            return (self.library.module.sqrt((x * x).sum(along)),)
+            squares = (x * x).sum(along)
+            zero = squares == 0  # whose derivative is not a number
+            return (self.library.where(zero, 0.0, self.library.module.sqrt(self.library.where(zero, 1.0, squares))),)
         if line.op in ("cumsum", "reversed_cumsum"):
             positions = self.library.arange(x.shape[along[0]])
             first, second = positions[:, None], positions[None, :]

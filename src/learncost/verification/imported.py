@@ -302,8 +302,8 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
     """
     from torch.utils.flop_counter import flop_registry
 
-    if any(str(call.node.target) == "cond" for call in imported.calls.values()):
-        raise InputError("FlopCounterMode counts no branch of cond backward")
+    if {"cond", "map_impl"} & {str(call.node.target) for call in imported.calls.values()}:
+        raise InputError("FlopCounterMode counts no branch of cond backward and does not run map")  # nor does map after
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
     ours = _counted_of_table(read, module, inputs, imported)
@@ -343,11 +343,11 @@ _OF_EXPORT = (
 
 def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedModule) -> tuple[int, int]:
     """Return the table's counts of the operations that FlopCounterMode counts, forward and backward."""
+    from learncost.models.tables import letters
     from learncost.reports.cost import cost
 
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
-    asked = imported.exported.letters.where_open
-    open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter in asked}
+    open_sizes: Any = {each: sizes[each] for each in imported.exported.letters.where_open if each in letters(read)}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
     return int(forward), int(ledger.total.flops - forward)

@@ -100,11 +100,6 @@ def by_module(cost: Cost, depth: Any) -> Cost:
     return replace(cost, rows=_rows(cost._priced, "module", passes, cost.timing, parts, over=cost.over))
 
 
-def _path(row: PricedLine, depth: int | None) -> str:
-    """Return the path of a row's module up to a depth; that of the whole model for a line without one."""
-    return ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else "."
-
-
 def lines_by(
     price: Price, by: str, timed: Timing | None = None, depth: int | None = None
 ) -> list[tuple[dict[str, Any], list[PricedLine]]]:
@@ -115,7 +110,7 @@ def lines_by(
     """
     named: Mapping[str, Callable[[PricedLine], Any]] = {
         "layer": lambda row: shown_layer(row.layer),
-        "module": lambda row: _path(row, depth),
+        "module": lambda row: ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else ".",
     }
     has_modules = by == "equation" and any(row.module for row in price.rows)
     names = (*BY[by], *(["module"] if has_modules else []))

@@ -110,6 +110,8 @@ def test_memory_run_cost_and_cost_have_the_same_bytes_and_seconds(number):
     assert found.split == run["split"], shown
     cost = lc.cost(case.model, on="DGX H100", microbatch=case.microbatch, **case.asked)
     assert cost.over_time.seconds == run_cost["figures"]["step"]["value"], shown
+    joules = cost.timing.joules[1] * cost.over_time.parallel.devices  # of each device, which waits with power
+    assert joules == pytest.approx(run_cost["figures"]["step_energy"]["value"]), shown
     assert cost.memory.peak == found.peak, shown
     assert sum(row.time or 0 for row in cost.rows) == pytest.approx(cost.timing.seconds), shown
     assert cost.over_time.parallel.stages == 1 or cost.timing.seconds == pytest.approx(

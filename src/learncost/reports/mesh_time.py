@@ -22,7 +22,7 @@ from learncost.autoshard.step import (
 from learncost.cost_models import PricedLine
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import groups, transfer
-from learncost.ir.dataclass import attributes
+from learncost.ir.dataclass import attributes, replace
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import default_optimizer
 from learncost.reports.mesh_cost import OverMesh
@@ -100,7 +100,9 @@ def over_time(
     widths |= {name: 0 for name, value in placed.whole.known.items() if value.role == "number"}  # are no memory traffic
     filled = {**account.sizes.filled(sizes_of(account, parallel, sizes)), **over.placed.iterations}
     lines = timing(as_run, filled, rates, kind.values, run.book, widths, (rows, plan))
-    return lines, step_of(account, parallel, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
+    step = step_of(account, parallel, sizes, cluster, rates, run.model.tokens({**sizes, "B": 1}), memory=False)
+    whole = (step.seconds, step.seconds * step.low, step.seconds * step.high)
+    return replace(lines, whole=whole), step
 
 
 def collective_times(over: OverMesh, cluster: Cluster) -> tuple[StepTraffic, ...]:

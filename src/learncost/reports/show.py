@@ -321,11 +321,10 @@ def _largest(cost: Cost, memory: DeviceMemory) -> str:
 
 def _timing_notes(timing: Timing) -> Iterator[str]:
     time, rates = timing.time, timing.rates
-    text = (
-        f"Time on {rates.name}: {seconds_of(time.total)} a step, from {seconds_of(time.low)} to {seconds_of(time.high)}"
-    )
+    what, of_device = ("of compute a step", " of one device") if timing.whole else ("a step", "")
+    between = f"from {seconds_of(time.low)} to {seconds_of(time.high)}"
     parts = ", ".join(f"{seconds_of(seconds)} by {name}" for name, seconds in time.bounds.items() if seconds)
-    yield f"{text}; bound {parts}."
+    yield f"Time on {rates.name}: {seconds_of(time.total)} {what}, {between}; bound {parts}."
     how = (
         "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
     )
@@ -334,7 +333,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
     if timing.joules:
         low, usual, high = timing.joules
         between = f"from {joules_of(low)} to {joules_of(high)}"
-        yield f"Energy, modelled as time x power: {joules_of(usual)} a step, {between}."
+        yield f"Energy, modelled as time x power: {joules_of(usual)} a step{of_device}, {between}."
 
 
 def active(cost: Cost) -> str:

@@ -67,6 +67,7 @@ class Timing(Serializable):
     places: Mapping[int, int] = field(metadata=HIDDEN)  # of these, the place of the row that each is shown as
     updated: Mapping[str, int] | None = field(default=None, metadata=HIDDEN)  # see `timing`
     plan: str = field(default="", metadata=OPTIONAL)  # of the rows as they run, where counts are of no plan
+    whole: tuple[float, float, float] | None = field(default=None, metadata=HIDDEN)  # over a mesh, with its waits
 
     @property
     def seconds(self) -> float:
@@ -75,12 +76,13 @@ class Timing(Serializable):
 
     @property
     def joules(self) -> tuple[float, float, float] | None:
-        """The joules of a step: lowest, expected, highest; seconds times modelled watts."""
+        """The joules of a device in a step: lowest, expected, highest; seconds times modelled watts."""
         if self.rates.watts is None:
             return None
         least, usual, most = self.rates.watts
-        seconds = Figure(self.time.total, "s", "modelled", "", self.time.low, self.time.high)
-        energy = computed("J", "", [seconds, Figure(usual, "W", "modelled", "", least, most)])
+        total, low, high = self.whole or (self.time.total, self.time.low, self.time.high)
+        watts = Figure(usual, "W", "modelled", "", least, most)
+        energy = computed("J", "", [Figure(total, "s", "modelled", "", low, high), watts])
         low, high = energy.interval or (energy.value, energy.value)
         return low, energy.value, high
 

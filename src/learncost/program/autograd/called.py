@@ -32,7 +32,6 @@ from learncost.program.autograd.calls import (
     Rotary,
     local_name,
 )
-from learncost.program.autograd.losses import HeadInputs
 from learncost.program.autograd.mixers import MIXERS, MixerScope
 from learncost.program.autograd.module import AttentionInputs
 from learncost.program.autograd.operators import BOOLEAN, COPIED, INTEGER, TapeTensor, cat, linear
@@ -301,6 +300,8 @@ def _linear_loss(names: ScopeNames, call: LinearLoss, values: Values) -> TapeTen
         path, low = _path(names, (head,), part)
         (scores,) = names.module.linear(part, weight, bias, [part.elements // features * classes], path, low, drops)
         return _capped(scores) if call.capped and not row.caps_values else scores
+
+    from learncost.program.autograd.losses import HeadInputs  # imported where it is needed: start-up counts
 
     sequences = names.count(head.makes.declared[:1])
     return row.run(HeadInputs(hidden, weight, bias, classes, sequences, scored, names.state.scores))

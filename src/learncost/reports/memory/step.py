@@ -26,7 +26,6 @@ from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
 from learncost.program.arena import Region
-from learncost.program.autograd.losses import LOSSES, TASKS
 from learncost.program.autograd.module import module_named
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, WalkedIterations, every_iteration
@@ -143,9 +142,18 @@ def offload_named(text: str) -> tuple[str, ...]:
 def _known(kind: str, name: str) -> str:
     """Return the name of a loss, a task, or an implementation. Raises `InputError` for an unknown one."""
     if name:
+        from learncost.program.autograd.losses import LOSSES, TASKS  # imported when used, for a fast start
+
         known = {"loss": LOSSES, "task": TASKS, "optimizer implementation": dict.fromkeys(IMPLEMENTATIONS)}
         named_one(kind, name, known[kind])
     return name
+
+
+def _clips(clip: float | str | None) -> bool:
+    """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
+    if clip is not None and not 0 < real_number(clip) < inf:
+        raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
+    return clip is not None
 
 
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
@@ -153,8 +161,6 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
 
     The device is None where none is given, and for any GPU. Raises `InputError` for unknown names.
     """
-    if request.clip is not None and not 0 < real_number(request.clip) < inf:
-        raise InputError(f"clip must be a norm above 0, not {shown(request.clip)}")
     options = EagerOptions(
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
@@ -168,7 +174,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,
-        clip=request.clip is not None,
+        clip=_clips(request.clip),
         communication_buffers=communication_buffers_of(request),
     )
     if request.engine:

@@ -7,6 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from math import prod
 from operator import le
+from typing import TYPE_CHECKING
 
 from learncost.ir.dataclass import replace
 from learncost.ir.errors import InputError
@@ -22,7 +23,6 @@ from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.optimizer import PAGED
 from learncost.procedures.procedure import procedure
 from learncost.program.autograd.calls import reads_experts
-from learncost.program.autograd.losses import LOSSES, TASKS, LossRow, TrainedTask
 from learncost.program.autograd.mixers import RECURRENCES, has_recurrences
 from learncost.program.autograd.module import Module, UserModule, module_named
 from learncost.program.autograd.state import OtherModel, StepOptions
@@ -49,6 +49,10 @@ from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of
 from learncost.reports.memory.step import MASTERS, OFFLOADED, MemoryStep
 from learncost.reports.request import COMPILED, CPU, GPU
 from learncost.reports.run import unlike
+
+if TYPE_CHECKING:
+    from learncost.program.autograd.losses import LossRow, TrainedTask
+
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -138,13 +142,20 @@ def _loss(step: MemoryStep) -> LossRow | None:
     """Return the loss that is computed together with the head; None if the module has its own."""
     if (task := _task(step)) and task.loss:
         return task.loss
-    name = step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")
-    return LOSSES[name] if name else None
+    if not (name := step.eager.loss or ("liger" if CHUNKED in _plans(step) else "")):
+        return None
+    from learncost.program.autograd.losses import LOSSES  # imported when used, for a fast start
+
+    return LOSSES[name]
 
 
 def _task(step: MemoryStep) -> TrainedTask | None:
     """Return what is trained for; None for the next token."""
-    return TASKS[step.eager.task] if step.eager.task else None
+    if not step.eager.task:
+        return None
+    from learncost.program.autograd.losses import TASKS  # imported when used, for a fast start
+
+    return TASKS[step.eager.task]
 
 
 REFERENCE, TEACHER = "reference weights", "teacher weights"

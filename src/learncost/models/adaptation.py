@@ -78,7 +78,9 @@ def adaptation(
     if not paths and not where and chosen in ((), ("all",)):
         return None
     size = RANK_OF_PATHS if rank is None else check_size("lora_rank", rank)
-    return Adaptation(chosen, where, paths, size, ALPHA if alpha is None else _alpha(alpha), bool(dora))
+    if not 0 < (scale := ALPHA if alpha is None else real_number(alpha)) < inf:
+        raise InputError(f"lora_alpha must be a number above 0, not {shown(alpha)}")
+    return Adaptation(chosen, where, paths, size, scale, bool(dora))
 
 
 def path_text(decomposes: bool, rank: int, alpha: float, adapted_names: Iterable[str]) -> str:
@@ -110,12 +112,6 @@ def _layers_text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"train_layers must be a range such as 10-11, 0,2,5-7 or last 2, not {shown(value)}")
     return " ".join(value.split())
-
-
-def _alpha(value: object) -> float:
-    if not 0 < (number := real_number(value)) < inf:
-        raise InputError(f"lora_alpha must be a number above 0, not {shown(value)}")
-    return number
 
 
 @dataclass(frozen=True)

@@ -437,17 +437,7 @@ class _Lowering:
         op = entry(body.op)
         defaults = op.defaults[len(right) - len(op.inputs) :] if len(right) < len(op.inputs) else ()
         axes = spell(body.axes, line, second)
-        return Op(
-            left,
-            (*right, *defaults),
-            where,
-            line.meta,
-            body.op,
-            axes,
-            body.part,
-            op.inputs,
-            op.outputs,
-        )
+        return Op(left, (*right, *defaults), where, line.meta, body.op, axes, body.part, op.inputs, op.outputs)
 
     def guarded_op(self, line: Op, value: float) -> Op:
         """Return the op with operands that have the op's outside value outside of its `where`."""

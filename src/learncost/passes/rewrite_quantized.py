@@ -135,12 +135,7 @@ class _QuantizedScope:
         return replace(repeat, lines=tuple(lines), values=values, each=tuple(each))
 
     def _line_of_codes(
-        self,
-        line: Line,
-        outer: Mapping[str, str],
-        repeat: Loop,
-        values: dict[str, Value],
-        each: list[tuple[str, str]],
+        self, line: Line, outer: Mapping[str, str], repeat: Loop, values: dict[str, Value], each: list[tuple[str, str]]
     ) -> list[Line]:
         """Return the product of a line with codes in place of its weight, and the line that applies the scales to the
         sum."""
@@ -204,13 +199,7 @@ class _QuantizedScope:
         return Term(name, value.axes)
 
     def _weight(
-        self,
-        line: Line,
-        inside: str,
-        outer: str,
-        repeat: Loop,
-        values: dict[str, Value],
-        each: list[tuple[str, str]],
+        self, line: Line, inside: str, outer: str, repeat: Loop, values: dict[str, Value], each: list[tuple[str, str]]
     ) -> list[Line]:
         quantized = self._quantized(line, inside, outer, repeat)
         out, summed = quantized.out, quantized.inside

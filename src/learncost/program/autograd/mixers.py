@@ -254,12 +254,7 @@ def state_space_duality(scope: MixerScope) -> None:
 
 
 def _chunk_scan(
-    scope: MixerScope,
-    hidden: TapeTensor,
-    delta: TapeTensor,
-    decay: TapeTensor,
-    entering: TapeTensor,
-    read: TapeTensor,
+    scope: MixerScope, hidden: TapeTensor, delta: TapeTensor, decay: TapeTensor, entering: TapeTensor, read: TapeTensor
 ) -> TapeTensor:
     """Run `mamba2_chunk_scan`, with sequences padded to chunks."""
     length, places = scope.names.module.chunk, scope.size("M")

@@ -551,12 +551,7 @@ def linear(
 
 
 def flash_attention(
-    q: TapeTensor,
-    k: TapeTensor,
-    v: TapeTensor,
-    elements: int,
-    rows: int,
-    mask: TapeTensor | None = None,
+    q: TapeTensor, k: TapeTensor, v: TapeTensor, elements: int, rows: int, mask: TapeTensor | None = None
 ) -> TapeTensor:
     """Run fused `scaled_dot_product_attention`, which saves all operands, the result, and one float per row.
 

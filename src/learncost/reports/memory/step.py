@@ -149,18 +149,13 @@ def _known(kind: str, name: str) -> str:
     return name
 
 
-def _clips(clip: float | str | None) -> bool:
-    """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
-    if clip is not None and not 0 < real_number(clip) < inf:
-        raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
-    return clip is not None
-
-
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
     """Return the device of a request, the engine (c99 for a microcontroller), and the options of engine eager.
 
     The device is None where none is given, and for any GPU. Raises `InputError` for unknown names.
     """
+    if request.clip is not None and not 0 < real_number(request.clip) < inf:
+        raise InputError(f"clip must be a norm above 0, not {shown(request.clip)}")
     options = EagerOptions(
         request.module and module_named(request.module).name,
         GPU if request.on == GPU else CPU,
@@ -174,7 +169,7 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
         selects=request.checkpoint_every == OPERATORS,
         offload=offload_named(request.offload),
         no_sync=request.no_sync,
-        clip=_clips(request.clip),
+        clip=request.clip is not None,
         communication_buffers=communication_buffers_of(request),
     )
     if request.engine:

@@ -120,6 +120,14 @@ def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
         lc.memory("gpt2", module="itself", seq_len=16, dropout=0.1, engine="eager")
 
 
+@pytest.mark.slow
+def test_a_preset_with_frozen_positions_records_itself():
+    """Whisper's encoder does not learn its positions, in transformers' module and in the preset."""
+    asked = {"engine": "eager", "target_len": 16, "max_source_positions": 50, "precision": "fp32"}
+    itself, emulated = (lc.memory("whisper-tiny", module=each, **asked) for each in ("itself", "transformers-uncached"))
+    assert itself.peak == pytest.approx(emulated.peak, rel=1e-4)
+
+
 def test_a_file_is_run_for_the_memory_of_its_module(capsys):
     file = Path(__file__).parent.parent / "examples" / "modules" / "transformer.py"
     assert main(["memory", f"{file}:build", "--B", "2", "--M", "16", "--precision", "bf16-masters"]) in (0, None)

@@ -23,7 +23,8 @@ def why_not_runnable(model: Model) -> str:
     """Return the reason why a model's imported module cannot run; "" if it can."""
     layer = model.configuration.layer
     if layer is None:
-        whole = {*model.learning} == {*model.table.weights} and not (adds_paths(model.configuration) or model.quantized)
+        whole = {*model.learning} == {*model.table.weights} - {*FAMILIES[model.configuration.family].frozen}
+        whole = whole and not (adds_paths(model.configuration) or model.quantized)
         return "" if whole and not model.masks else "trains all weights of a preset, without adapters and dropout"
     if layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"

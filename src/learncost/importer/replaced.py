@@ -31,8 +31,7 @@ def temporal_classification(
     reduction: int | str = 1,
     zero_infinity: bool = False,
 ) -> Any:
-    """Return `ctc_loss` position by position: the forward variables of Graves et al. 2006, equations 5 to 8, as
-    logarithms.
+    """Return `ctc_loss` position by position: the logarithms of the forward variables (Graves et al. 2006, eq. 5 to 8).
 
     logarithms  (time, batch, classes) or (time, classes); targets (batch, longest), or concatenated
     """

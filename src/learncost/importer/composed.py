@@ -288,20 +288,6 @@ def _detached(x: Any) -> Any:
     return torch.ops.aten.detach.default(x)
 
 
-def _fake_quantized(x: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
-    """Return the nearest of the numbers that codes represent; the gradient passes where a code is in range."""
-    step = scale if isinstance(scale, torch.Tensor) else torch.full((), scale, dtype=x.dtype, device=x.device)
-    code = _detached(_rounded(x / step) + zero)  # no product with 1/scale, which another number may round to
-    kept = code.clamp(float(low), float(high))
-    passed = (kept == code) * x
-    return passed + _detached((kept - zero) * scale - passed)
-
-
-def _fake_quantized_by_channel(x: Any, scale: Any, zero: Any, dim: int, low: int, high: int) -> Any:
-    shape = [-1 if place == dim else 1 for place in range(x.dim())]
-    return _fake_quantized(x, scale.reshape(shape), zero.reshape(shape), low, high)
-
-
 def _times_log(x: Any, z: Any) -> Any:
     """Return x log z, and 0 where x is 0 and z at most 0: the logarithm of 1 is taken there."""
     return torch.where((x == 0) & (z <= 0), 1.0, z).log() * x
@@ -358,8 +344,6 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "round": _rounded,
     "fmod": _fmod,
     "remainder": lambda x, z: x - torch.div(x, z, rounding_mode="floor") * z,
-    "fake_quantize_per_tensor_affine": _fake_quantized,
-    "fake_quantize_per_channel_affine": _fake_quantized_by_channel,
     "binary_cross_entropy": _binary,
 }
 

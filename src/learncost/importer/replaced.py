@@ -64,6 +64,20 @@ def temporal_classification(
     return each.sum() if reduction in (2, "sum") else each[0] if alone else each
 
 
+def _fake_quantized(x: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
+    """Return the nearest of the numbers that codes represent; the gradient passes where a code is in range."""
+    step = scale if isinstance(scale, torch.Tensor) else torch.full((), scale, dtype=x.dtype, device=x.device)
+    code = ((x / step).round() + zero).detach()  # no product with 1/scale, which another number may round to
+    kept = code.clamp(float(low), float(high))
+    passed = (kept == code) * x
+    return passed + ((kept - zero) * scale - passed).detach()
+
+
+def _fake_quantized_by_channel(x: Any, scale: Any, zero: Any, dim: int, low: int, high: int) -> Any:
+    shape = [-1 if place == dim else 1 for place in range(x.dim())]
+    return _fake_quantized(x, scale.reshape(shape), zero.reshape(shape), low, high)
+
+
 def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
     """Return `gaussian_nll_loss` without its check for negative variances; its gradient passes at the bound."""
     variance = var * torch.ones_like(input) if isinstance(var, float) else var
@@ -262,6 +276,8 @@ def calling(file: str = __file__) -> FrameType:
 
 WRITTEN_OUT: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.ctc_loss, torch.nn.functional.ctc_loss), temporal_classification),
+    torch.fake_quantize_per_tensor_affine: _fake_quantized,  # PyTorch has no shapes of it for open sizes
+    torch.fake_quantize_per_channel_affine: _fake_quantized_by_channel,
     torch.nn.functional.gaussian_nll_loss: gaussian,
     **dict.fromkeys((torch.cov, torch.Tensor.cov), covariance),
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), correlation),

@@ -103,6 +103,14 @@ def test_gpt2_takes_less_on_an_h100_than_under_torch_compile():
     assert updates == [6 * 12 + 1 + 5, 6 * 12 + 1 + 10 * 12 + 3]
 
 
+def test_every_line_of_a_vision_transformer_has_a_kernel():
+    # Its positions are an axis of a weight, and rows all the same: PyTorch's operators ran six kernels of whole images.
+    built = build(configure("vit-b-16"))
+    table, sizes = without_gradients(step(built, "bp", "adamw")), run_sizes(built, 2, None, None)
+    layout = laid_out(planned(table, "flash,fused,multi-tensor-update"), sizes, "bf16-masters")
+    assert not [function.name for function in layout.functions if function.operators]
+
+
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():
     # A weight, two states and a gradient are four numbers of four bytes a parameter, at the optimizer's first line.
     table = table_of("gpt2")

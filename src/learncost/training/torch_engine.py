@@ -93,10 +93,8 @@ class TorchRunner:
         if not steps or any(step.arena is None for step in steps):
             return None
         arenas = {step.arena for step in steps if step.arena is not None}  # steps may have one together
-        batch = max(step.batch for step in steps)
-        own = (*self.pool.tensors.values(), *self.pool.copies.values())
-        bytes_taken: int = batch + sum(tensor.nbytes for tensor in (*own, *arenas))
-        return bytes_taken
+        own = (*self.pool.tensors.values(), *self.pool.copies.values(), *arenas)
+        return int(max(step.batch for step in steps) + sum(tensor.nbytes for tensor in own))
 
     @property
     def plan_taken(self) -> str | None:

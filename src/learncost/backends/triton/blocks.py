@@ -347,9 +347,11 @@ def _divided(
         if points or len(sums) < len(outputs):
             return points, []
         totals, wished = [*sums], [axis for axis in sums[0].loops if axis in over[sums[0].name]]
-    points = tuple(axis for axis in wished if all(axis in over[line.name] for line in totals))
     others = [line for line in lines if line not in totals and (line.name in outputs or line.name in over)]
-    if not points or any(not {*points} <= {*line.left[0].declared} for line in others):
+    along = [axis for axis in totals[0].loops if all(axis in over[line.name] for line in totals)]
+    kept = {axis for axis in along if all(axis in line.left[0].declared for line in others)}
+    points = tuple(axis for axis in along if axis in kept or axis in wished)
+    if not points or not {*points} <= kept:
         raise InputError(f"sums over different rows in one kernel are not supported in Triton, in line: {totals[0]}")
     return points, totals
 

@@ -188,10 +188,11 @@ def _printed(given: KernelLines) -> KernelFunction:
                 parts.pop()
                 late = _at_indices(normal)
                 first, last = ([line for line in remaining if (line.name in late) == ends] for ends in (False, True))
-                if not (first and last):
-                    raise
-                rows(stored(first), plan.axes)
-                rows(part(last), plan.axes)
+                if first and last:
+                    rows(stored(first), plan.axes)
+                    rows(part(last), plan.axes)
+                else:  # sums over rows that are as large as the rows, as of a batch's positions
+                    rows(part(remaining), ())
     return _function(name, lines, parts, scratch)
 
 
@@ -211,8 +212,7 @@ def _at_indices(lines: Sequence[Line]) -> set[str]:
     names, late = {line.name for line in lines}, set[str]()
     for line in lines:
         terms = [term for term in line.right if isinstance(term, Term) and term.name in names]
-        if any(term.indexed or term.name in late for term in terms):
-            late |= {line.name}
+        late |= {line.name for term in terms if term.indexed or term.name in late}
     return late
 
 

@@ -172,10 +172,10 @@ def test_inference_holds_all_weights_and_a_cache_of_every_token(model, sizes, ta
     )
     assert served_pass.weights == 2 * lc.cost(model, seq_len=32, **sizes).parameters
     # What decode is given, and the place of its new token.
-    assert last.grown == 2 * ledger.cache.elements
+    assert last.cache_growth == 2 * ledger.cache.elements
     live_at_peak = live(last.table, last.sizes, "fp16", {"weight": 2, "index": 4}).live_at_peak
     assert sum(array.bytes for array in live_at_peak if array.name.endswith(".cache")) == ledger.cache.bytes
-    assert served_pass.split()["KV cache"] == ledger.cache.bytes + last.grown
+    assert served_pass.split()["KV cache"] == ledger.cache.bytes + last.cache_growth
     split = served_pass.split()
     assert sum(split.values()) == served_pass.peak() > served_pass.weights + split["KV cache"]
     flash = replace(served_pass, in_flash=True)

@@ -265,6 +265,7 @@ ASKED_FOR: tuple[tuple[str, dict[str, Any]], ...] = (
             "lora": "c_attn,c_proj",
             "lora_rank": np.int64(2),
             "lora_alpha": 4.0,
+            "dora": True,
             "train_layers": "last 1",
             "dtype": "bf16-masters",
         },

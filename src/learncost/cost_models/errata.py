@@ -9,10 +9,6 @@ from learncost.ir.dataclass import dataclass, field
 from learncost.ir.displayed import Displayed
 
 
-def _as_printed() -> dict[str, str]:
-    return {"paper": "printed", "paper-corrected": "printed"}
-
-
 @dataclass(frozen=True, slots=True)
 class Erratum(Displayed):
     """An erratum of a publication.
@@ -32,7 +28,9 @@ class Erratum(Displayed):
     macro_operation: str | None = None
     maccs: str = "0"
     flops: str = "0"
-    books: Mapping[str, str] = field(default_factory=_as_printed, hash=False)
+    books: Mapping[str, str] = field(
+        default_factory=lambda: {"paper": "printed", "paper-corrected": "printed"}, hash=False
+    )
 
 
 @cache

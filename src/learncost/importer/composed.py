@@ -270,10 +270,6 @@ def _has_more(node: Any) -> bool:
 # Elementwise operators and losses that PyTorch writes in its primitives, or with nan
 
 
-def _fmod(x: Any, z: Any) -> Any:
-    return x - _detached(torch.div(x, z, rounding_mode="trunc")) * z
-
-
 def _rounded(x: Any, *, decimals: int = 0) -> Any:
     """Return the nearest integer, ties to even; or the nearest number with this many decimals."""
     if decimals:
@@ -342,7 +338,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "hypot": lambda x, z: (x * x + z * z).sqrt(),
     "ceil": lambda x: -(-x).floor(),
     "round": _rounded,
-    "fmod": _fmod,
+    "fmod": lambda x, z: x - _detached(torch.div(x, z, rounding_mode="trunc")) * z,
     "remainder": lambda x, z: x - torch.div(x, z, rounding_mode="floor") * z,
     "binary_cross_entropy": _binary,
 }

@@ -83,14 +83,6 @@ def _counted(result: Any, like: Array) -> Array:
     return np.positive(array.view(type(like)) if isinstance(like, np.ndarray) else array)
 
 
-def _hashed(x: Array, z: Array) -> Array:
-    return _counted(mixed(x, z) >> np.uint64(8), x)
-
-
-def _coin(x: Array, z: Array) -> Array:
-    return _counted(1.0 - 2.0 * (mixed(x, z) >> np.uint64(31)), x)
-
-
 def _shift(x: Array, z: Array) -> Array:
     numbers, places = (np.asarray(operand, float).view(np.ndarray) for operand in (x, z))
     shifted = np.floor(numbers * 2.0 ** -np.clip(places, -64, 64) + 0.5)
@@ -103,8 +95,8 @@ def _bits(x: Array) -> Array:
 
 _OWN: Mapping[str, Callable[..., Array]] = {
     "erf": _erf,
-    "hashed": _hashed,
-    "coin": _coin,
+    "hashed": lambda x, z: _counted(mixed(x, z) >> np.uint64(8), x),
+    "coin": lambda x, z: _counted(1.0 - 2.0 * (mixed(x, z) >> np.uint64(31)), x),
     "shift": _shift,
     "bits": _bits,
 }

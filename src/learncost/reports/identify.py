@@ -84,10 +84,6 @@ class ConventionCount(Serializable):
         return f"{self.kind} {self.convention}: {self.unit} of {self.part}{left}, for {self.per}"
 
 
-def _amounts(lines: Iterable[tuple[str, Fraction]]) -> list[dict[str, object]]:
-    return [{"what": text, "amount": amount} for text, amount in lines]
-
-
 @dataclass(frozen=True)
 class Identified(Serializable):
     """The conventions that give a number; if none does, the nearest one, and the terms that explain the rest.
@@ -109,7 +105,9 @@ class Identified(Serializable):
     number: ParsedNumber = field(metadata=Key(inline=True).field)
     matches: tuple[ConventionCount, ...]
     nearest: ConventionCount
-    lines: tuple[tuple[str, Fraction], ...] = field(default=(), metadata=Key(form=_amounts).field)
+    lines: tuple[tuple[str, Fraction], ...] = field(
+        default=(), metadata=Key(form=lambda lines: [{"what": text, "amount": amount} for text, amount in lines]).field
+    )
     rest: Fraction = Fraction(0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, batch_text, number, rounded
 
 if TYPE_CHECKING:
-    from learncost.reports.rules_of_thumb import Case, Number, Rule, Rules
+    from learncost.reports.rules_of_thumb import Number, Rule, Rules
 
 
 def sheets(rules: Rules, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -37,14 +37,11 @@ def title(rules: Rules) -> str:
     )
 
 
-def _subject(case: Case) -> str:
-    return f"{case.subject} ({case.price_book})" if case.price_book else case.subject
-
-
 def _table(rule: Rule, written: Callable[[Number], str]) -> Sheet:
     rows = []
     for case in rule.cases:
-        rows.append(SheetRow((_subject(case), written(case.rule), written(case.exact), percent(case.error))))
+        subject = f"{case.subject} ({case.price_book})" if case.price_book else case.subject
+        rows.append(SheetRow((subject, written(case.rule), written(case.exact), percent(case.error))))
         for part in case.parts:
             share = percent(float(Fraction(part.amount) / Fraction(case.exact)))
             rows.append(SheetRow((part.what, written(part.amount), "", share), depth=1))

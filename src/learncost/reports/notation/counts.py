@@ -114,11 +114,8 @@ def powered(name: str, power: Ratio, symbols: Mapping[str, str] = SYMBOLS) -> No
     symbol = size_node(name, symbols)
     if power == 1:
         return symbol
-    top = MathNumber(str(power.numerator)) if power.denominator == 1 else _ratio(power)
+    numerator, denominator = MathNumber(str(power.numerator)), MathNumber(str(power.denominator))
+    top = numerator if power.denominator == 1 else Fraction(numerator, denominator)
     if isinstance(symbol, Script):
         return Script(symbol.base, symbol.below, top)
     return Script(symbol, None, top)
-
-
-def _ratio(power: Ratio) -> Node:
-    return Fraction(MathNumber(str(power.numerator)), MathNumber(str(power.denominator)))

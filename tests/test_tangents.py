@@ -115,7 +115,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
     entries_drawn, signs = {}, []  # the last of `signs` stands
 
     def coin(x, z):
-        keys = operation._hashed(x, z)
+        keys = operation._OWN["hashed"](x, z)
         places = np.vectorize(lambda key: entries_drawn.setdefault(float(key), len(entries_drawn)))(keys)
         return signs[-1][places].astype(float) if signs else np.ones(keys.shape)
 
@@ -165,13 +165,13 @@ def test_another_number_draws_other_directions_and_the_same_one_the_same():
 @pytest.mark.parametrize(("procedure", "pairs"), [("forward-gradient", 1), ("mezo", 1), ("evolution", 4)])
 def test_every_entry_of_every_direction_is_drawn_by_a_number_of_its_own(procedure, pairs, monkeypatch):
     model, sizes, arrays = setting("gpt2")
-    keys = set()
+    keys, own = set(), operation._OWN
 
     def coin(x, z):
-        keys.update(np.ravel(operation._hashed(x, z)).tolist())
-        return operation._coin(x, z)
+        keys.update(np.ravel(own["hashed"](x, z)).tolist())
+        return own["coin"](x, z)
 
-    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
+    monkeypatch.setattr(operation, "_OWN", {**own, "coin": coin})
     gradients(model, procedure, sizes, arrays, 1.0)
     entries_of_all = sum(arrays[weight].size for weight in model.learning)
     # Of numbers of 24 bits some fall together by chance: n^2 / 2^25 of n.

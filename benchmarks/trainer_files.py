@@ -41,7 +41,7 @@ from learncost.trainer_files.names import copied, named
 from learncost.trainer_files.reading import AXES
 
 READINGS = Path(__file__).with_name("trainer_files_readings.json")
-"""A hundred files of the list, drawn by the two seeds that stand there and read by hand before they were compared."""
+"""Files of the list, drawn by the seeds that stand there and read by hand before they were compared."""
 
 PEAKS = Path(__file__).with_name("trainer_files_peaks.json")
 """Published peaks: allocated ones of litgpt and fms-acceleration, reserved ones of torchtitan and axolotl, and

@@ -199,12 +199,12 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         {**FACTORY, "finetuning_type": "full", "pure_bf16": True},
         {"precision": "bf16-true", "lora": None},
     ),
-    # TRL f2cd5771: other defaults than transformers': checkpoints, bf16, a length of 1,024, a loss in chunks.
+    # TRL f2cd5771: other defaults than transformers': checkpoints, bf16, a length of 1,024, LoRA's dropout.
     ("trl", TRL, {"seq_len": 1024, "checkpointing": "full", "packed": True, "precision": "amp"}),
     (
         "trl",
         {**TRL, "use_peft": True, "load_in_4bit": True, "lora_target_modules": ["q_proj"], "max_length": 2048},
-        {"precision": "nf4", "lora": "q_proj", "lora_rank": 16, "seq_len": 2048},
+        {"precision": "nf4", "lora": "q_proj", "lora_rank": 16, "lora_dropout": 0.05, "seq_len": 2048},
     ),
     (
         "transformers",
@@ -662,7 +662,7 @@ GPUS=8; NODES=$((2 * 2))
 ARGS=(--num-layers 2 --hidden-size 1024 --num-attention-heads 16  # sizes
   --max-position-embeddings 1024)
 MORE="
-  --micro-batch-size ${MICRO:-2} --global-batch-size=256 --seq-length 1024
+  --micro-batch-size ${MICRO:-2} --global-batch-size=256 --seq-length $((4 + 2041 / 2))
   --tensor-model-parallel-size 2 --bf16 --attention-dropout 0 --hidden-dropout 0
 "
 if [ "$FLASH" = "true" ]; then MORE="$MORE --use-distributed-optimizer"; fi
@@ -700,6 +700,9 @@ def test_arguments_of_a_shell_script_are_read_and_branches_are_named(tmp_path: P
     other = read_files([str(path)])
     assert other.step == again
     assert [each.key for each in other.unknown] == ["use-distributed-optimizer", "priority", "clip-grad", "swiglu"]
+    path.write_text(SHELL.replace("pretrain_gpt", "pretrain_llama"))  # a fork's script, of a model without flags
+    with pytest.raises(InputError, match="describes a kind of model that is not known here"):
+        lc.request_of(str(path))
     path.write_text(SHELL.replace("${MICRO:-2}", "$MICRO"))
     assert "batch_size" in read_files([str(path)]).asks
     path.write_text(SHELL.replace("--hidden-size 1024", "--hidden-size $WIDTH"))
@@ -857,6 +860,11 @@ def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
     )
     assert request.model == {
         "model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 768, "n_positions": 256, "vocab_size": 50304,
+    }  # fmt: skip
+    earlier = "gradient_accumulation_steps = 5\nmax_iters = 600 * gradient_accumulation_steps\nmin_lr = 6e-4 / 10\n"
+    path.write_text(f"{earlier}lr_decay_iters = max_iters\nwandb_run_name = f'gpt-{{max_iters}}'\n")
+    assert read_document(str(path)).values == {
+        "gradient_accumulation_steps": 5, "max_iters": 3000, "min_lr": 6e-4 / 10, "lr_decay_iters": 3000,
     }  # fmt: skip
     path.write_text("batch_size = 12\nblock_size = open('x').read()\n")
     with pytest.raises(lc.InputError, match="is no file of settings: it has more than names and plain values"):

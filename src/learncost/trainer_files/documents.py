@@ -17,7 +17,7 @@ from warnings import catch_warnings
 from learncost.ir.dataclass import dataclass, field
 from learncost.ir.errors import InputError, imported, printable, shown
 from learncost.models.files import PYTHON, SHELL, YAML, parse_json, parse_toml
-from learncost.trainer_files.shell import arguments_of
+from learncost.trainer_files.shell import arguments_of, plain_value
 
 LARGEST = 2**19  # bytes; the largest of the public files in benchmarks/trainer_files.json, of OLMo, has 312 kB
 NODES = 10_000  # values and keys, with those of aliases counted wherever they are used
@@ -126,34 +126,19 @@ def _assigned(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
         match each:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 lines[name] = each.lineno
-                if (number := _plain(value)) is not None:
+                if (number := plain_value(value, values)) is not None:
                     values[name] = number
-                elif not (isinstance(value, ast.BinOp) and isinstance(_plain(value.left), str)):  # the name of a run
+                elif isinstance(value, ast.JoinedStr) or (
+                    isinstance(value, ast.BinOp) and isinstance(plain_value(value.left, values), str)
+                ):  # the name of a run
+                    values.pop(name, None)
+                else:
                     raise no_settings
             case ast.Expr(value=ast.Constant(value=str())) | ast.Import(names=[ast.alias(name="time")]):
                 pass
             case _:
                 raise no_settings
     return values, lines
-
-
-def _plain(node: ast.expr) -> Any:
-    """Return a plain value, or a product or sum of numbers; None for anything else."""
-    match node:
-        case ast.Constant(value=bool() | int() | float() | str() as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            number = _plain(operand)
-            return -number if isinstance(number, int | float) else None
-        case ast.BinOp(left=left, op=ast.Mult() | ast.Add() | ast.Sub() | ast.FloorDiv() as operation, right=right):
-            first, second = _plain(left), _plain(right)
-            if not all(isinstance(each, int | float) and abs(each) < LARGEST**2 for each in (first, second)):
-                return None
-            if isinstance(operation, ast.FloorDiv):
-                return first // second if second else None
-            sign = -1 if isinstance(operation, ast.Sub) else 1
-            return first * second if isinstance(operation, ast.Mult) else first + sign * second
-    return None
 
 
 def _yaml(path: str, text: str) -> Document:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import eq, ge, gt, le, lt, ne
+from operator import add, eq, floordiv, ge, gt, le, lt, mod, mul, ne, sub, truediv
 from typing import Any
 
 from learncost.ir.dataclass import dataclass, field
@@ -79,6 +80,15 @@ DECLARES = ("export", "local", "readonly", "declare", "typeset", "-a", "-x", "-r
 
 RUNS, SKIPPED, DONE, UNKNOWN = "runs", "skipped", "done", "unknown"
 """States of the lines of a branch; done: an earlier branch of the same condition runs."""
+
+WHOLE = re.compile(r"[\d\s()+*/%-]{1,1000}")
+"""Whole numbers with the operations of Bash on them."""
+
+ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Mod: mod
+}  # fmt: skip
+
+LARGEST = 2**63  # of the whole numbers of Bash
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": eq, "==": eq, "!=": ne, "-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le
@@ -251,21 +261,32 @@ def _expanded(text: str, script: ShellScript) -> str:
 
 
 def _sum(text: str, otherwise: str) -> str:
-    """Return the result of one operation of whole numbers, else another text."""
-    while inner := re.search(r"\(([^()]*)\)", text):
-        text = text[: inner.start()] + _sum(inner[1], "?") + text[inner.end() :]
-    parts = re.findall(r"\d+|[-+*/%]", text)
-    if "".join(parts) != "".join(text.split()) or not parts or len(parts) % 2 == 0 or len(text) > 1_000:
+    """Return the result of operations on whole numbers, else another text."""
+    try:
+        tree = ast.parse(text.strip().replace("/", "//") if WHOLE.fullmatch(text) else "", mode="eval")
+    except (SyntaxError, MemoryError):
         return otherwise
-    left = int(parts[0])
-    for operator, number in zip(parts[1::2], parts[2::2], strict=True):
-        right = int(number) if number.isdigit() else 0
-        if operator in "/%" and right == 0:
-            return otherwise
-        left = {"+": left + right, "-": left - right, "*": left * right}.get(operator, 0) if operator in "+-*" else (
-            left // right if operator == "/" else left % right
-        )  # fmt: skip
-    return str(left)
+    return otherwise if (result := plain_value(tree.body, {})) is None else str(result)
+
+
+def plain_value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """Return a plain value, that of a name among the values, or arithmetic of numbers; None for anything else."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.Name(id=name):
+            return values.get(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = plain_value(operand, values)
+            return -number if isinstance(number, int | float) else None
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in ARITHMETIC:
+            operands = [plain_value(each, values) for each in (left, right)]
+            if all(isinstance(each, int | float) and abs(each) < LARGEST for each in operands):
+                try:
+                    return ARITHMETIC[type(operation)](*operands)
+                except ZeroDivisionError:
+                    pass
+    return None
 
 
 def _arguments(words: Sequence[str]) -> dict[str, str | list[str]]:

@@ -862,7 +862,7 @@ def test_settings_of_nanogpt_are_literal_assignments(tmp_path: Path) -> None:
         "model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 768, "n_positions": 256, "vocab_size": 50304,
     }  # fmt: skip
     earlier = "gradient_accumulation_steps = 5\nmax_iters = 600 * gradient_accumulation_steps\nmin_lr = 6e-4 / 10\n"
-    path.write_text(f"{earlier}lr_decay_iters = max_iters\nwandb_run_name = f'gpt-{{max_iters}}'\n")
+    path.write_text(f"{earlier}lr_decay_iters = max_iters\nseed = None\nwandb_run_name = f'gpt-{{max_iters}}'\n")
     assert read_document(str(path)).values == {
         "gradient_accumulation_steps": 5, "max_iters": 3000, "min_lr": 6e-4 / 10, "lr_decay_iters": 3000,
     }  # fmt: skip

@@ -128,9 +128,9 @@ def _assigned(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
                 lines[name] = each.lineno
                 if (number := plain_value(value, values)) is not None:
                     values[name] = number
-                elif isinstance(value, ast.JoinedStr) or (
+                elif isinstance(value, ast.Constant | ast.JoinedStr) or (
                     isinstance(value, ast.BinOp) and isinstance(plain_value(value.left, values), str)
-                ):  # the name of a run
+                ):  # None, or the name of a run
                     values.pop(name, None)
                 else:
                     raise no_settings

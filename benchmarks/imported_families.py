@@ -19,10 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from module_parity import read_module
+
 import learncost as lc
 from learncost.cost_models import price
 from learncost.cost_models.books import book
-from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op, Product, Sum
 from learncost.ir.table import Table

@@ -1,4 +1,4 @@
-"""The differences between a module and its imported table in three numbers, for tests and benchmarks."""
+"""Import a module, and tell how far its table is from it in three numbers, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ from typing import Any
 import torch
 
 from learncost.importer.examples import as_called, plain
+from learncost.importer.export import export
 from learncost.importer.tried import copied, restored
-from learncost.importer.walk import ImportedModule
+from learncost.importer.walk import ImportedModule, read_exported
 from learncost.ir.dataclass import dataclass
 from learncost.layers.layer import layer
 from learncost.verification.imported import as_numbers, gradient_error, real, run_both
+
+
+def read_module(
+    module: Any,
+    inputs: Any,
+    symbols: Mapping[str, str] | None = None,
+    *,
+    name: str = "",
+    fold: bool = True,
+    unknown: str = "refuse",
+) -> ImportedModule:
+    """Return the layer of a PyTorch module at example tensors. A fixed size has a number among the
+    `symbols`, as in `{"idx": "B 16"}`. Raises `InputError`.
+    """
+    return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
 
 
 @dataclass(frozen=True)

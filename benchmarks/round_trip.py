@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from module_parity import ModuleParity, parity
+from module_parity import ModuleParity, parity, read_module
 from torch.utils.flop_counter import FlopCounterMode
 
 from learncost.autodiff.derive import derive
 from learncost.backends import fill, program
 from learncost.cost_models import price
 from learncost.cost_models.books import book as find_book
-from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.table import Table

@@ -482,9 +482,8 @@ def _cosmos() -> tuple[Any, Any]:
 def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
     """A line of the table."""
     import torch
-    from module_parity import parity
+    from module_parity import parity, read_module
 
-    from learncost.importer.walk import read_module
     from learncost.ir.errors import InputError
     from learncost.verification.imported import products
 

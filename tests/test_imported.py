@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 
 import learncost as lc
-from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.verification.imported import products
 from own_modules import CASES, Block

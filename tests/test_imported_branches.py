@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -10,7 +10,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import learncost as lc
 from learncost.importer.calls import TracedCalls, switched
 from learncost.importer.replaced import WRITTEN_OUT
-from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.verification.imported import products
 

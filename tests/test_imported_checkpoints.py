@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from module_parity import read_module
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 import learncost as lc
 from learncost.autodiff.derive import derive
-from learncost.importer.walk import read_module
 from learncost.interpreter import execute
 from learncost.passes.lower import lower
 from learncost.passes.rematerialization import checkpointed

@@ -5,12 +5,11 @@ import importlib
 import pytest
 import torch
 import transformers
-from module_parity import parity
+from module_parity import parity, read_module
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.engines.hugging_face import config as hugging_face
-from learncost.importer.walk import read_module
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL
 from learncost.models.small import small

@@ -5,14 +5,13 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
 from learncost.importer.rule import RULES, rule_of
-from learncost.importer.walk import read_module
 from learncost.interpreter import run
 from learncost.verification.imported import products
 from sampling import sampled

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.backends.placed.kernels import identical
 from learncost.importer.inputs import parse_input
-from learncost.importer.walk import read_module
 from learncost.verification.imported import products
 from sampling import sampled
 

@@ -5,13 +5,12 @@ from itertools import product
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.importer.walk import read_module
 from sampling import sampled
 
 

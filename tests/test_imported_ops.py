@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 
 import learncost as lc
-from learncost.importer.walk import read_module
 from sampling import sampled
 
 

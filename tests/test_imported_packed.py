@@ -4,14 +4,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn.utils import rnn
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.importer.tracing import straight
-from learncost.importer.walk import read_module
 from learncost.verification.imported import products, run_both
 
 LENGTHS = torch.tensor([2, 4, 1])

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.importer.walk import read_module
 from learncost.verification.imported import run_both
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn import functional
 
 import learncost as lc
 from learncost.importer.pipeline import ImportObserver, ImportOptions, table_of
-from learncost.importer.walk import read_module
 from learncost.verification.imported import products
 from sampling import sampled
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 
 import learncost as lc
-from learncost.importer.walk import read_module
 from programs import execute
 from sampling import sampled
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn import functional
 
-from learncost.importer.walk import read_module
 from learncost.verification.imported import products
 from sampling import sampled
 

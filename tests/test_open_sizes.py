@@ -9,11 +9,10 @@ import learncost as lc
 
 torch = pytest.importorskip("torch")
 
-from module_parity import parity  # noqa: E402
+from module_parity import parity, read_module  # noqa: E402
 
 from learncost.importer.axes import simple  # noqa: E402
 from learncost.importer.tracing import straight  # noqa: E402 - it needs torch
-from learncost.importer.walk import read_module  # noqa: E402
 from learncost.verification.imported import products  # noqa: E402
 from own_modules import Of  # noqa: E402
 from sampling import sampled  # noqa: E402

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from module_parity import parity
+from module_parity import parity, read_module
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.importer.walk import read_module
 from sampling import sampled
 from test_imported_unit_dims import With
 

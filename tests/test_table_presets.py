@@ -155,11 +155,10 @@ def test_the_table_of_a_small_model_of_its_type_is_its_module(kind):
     """Values and all gradients against autograd in float64, parameters to the unit."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from module_parity import parity
+    from module_parity import parity, read_module
 
     from learncost.importer.configured import inputs_of, module_of
     from learncost.importer.inputs import checked, tensors
-    from learncost.importer.walk import read_module
 
     torch.manual_seed(0)
     module = module_of({"model_type": kind, "architectures": [CLASSES[kind]], **SMALL[kind]}).eval()

@@ -13,7 +13,7 @@ from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation
-from learncost.importer.export import Exported, export
+from learncost.importer.export import Exported
 from learncost.importer.fold import every_item, folded, with_scans
 from learncost.importer.layer_text import LayerText
 from learncost.importer.loops import rolled
@@ -67,21 +67,6 @@ class ImportedModule:
         if unknown := sorted({*letters.values()} - sizes.keys()):
             raise InputError(f"the size {size} needs {', '.join(unknown)}, which depend on values")
         return int(size.xreplace({each: sympy.Integer(sizes[letter]) for each, letter in letters.items()}))
-
-
-def read_module(
-    module: Any,
-    inputs: Any,
-    symbols: Mapping[str, str] | None = None,
-    *,
-    name: str = "",
-    fold: bool = True,
-    unknown: str = "refuse",
-) -> ImportedModule:
-    """Return the layer of a PyTorch module at example tensors; see `from_module`. A fixed size has a number among the
-    `symbols`, as in `{"idx": "B 16"}`. Raises `InputError`.
-    """
-    return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
 
 
 def read_exported(

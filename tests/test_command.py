@@ -399,6 +399,7 @@ def test_lists_of_what_has_a_text_in_it(capsys):
 def test_errata_as_data(capsys):
     assert main(["errata", "--json"]) == 0
     assert [entry["id"] for entry in json.loads(capsys.readouterr().out)] == [erratum.id for erratum in errata()]
+    assert [erratum.id for erratum in errata("e2")] == ["E2"]
     assert main(["errata", "E2", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["books"]["paper-corrected"] == "corrected"
     assert main(["errata", "--format", "md"]) == 0

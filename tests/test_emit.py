@@ -289,6 +289,9 @@ def test_what_is_wrong_is_one_line(line, message, capsys):
 
 
 def test_other_things_are_refused():
+    for optimizer in ("adafactor", "none"):
+        with pytest.raises(lc.InputError, match="epilogue-update requires an elementwise optimizer"):
+            lc.emit("gpt2", optimizer=optimizer, plan="epilogue-update", n_layer=1)
     with pytest.raises(lc.InputError, match="emit takes a layer, a table or a model, not 3"):
         lc.emit(3)
 

@@ -104,7 +104,7 @@ def test_a_window_that_is_null(family):
     """It is not read where all blocks see everything."""
     values = {"model_type": family, "num_hidden_layers": 2, "sliding_window": None}
     check_parameters({**values, "layer_types": ["full_attention"] * 2})
-    with pytest.raises(InputError, match="the axis w would have the size 0"):
+    with pytest.raises(InputError, match="sliding_window must be at least 1, not 0 or null: "):
         lc.cost(values, seq_len=5)
 
 

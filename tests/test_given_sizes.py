@@ -47,6 +47,12 @@ def test_a_flag_that_is_no_text_is_refused_and_none_is_its_default(name):
     assert lc.memory("gpt2", n_layer=1, **{name: None}).peak == lc.memory("gpt2", n_layer=1).peak
 
 
+@pytest.mark.parametrize("question", [lc.report, lc.trace])
+def test_a_file_to_write_that_is_no_path_is_refused(question):
+    with pytest.raises(lc.InputError, match="output must be a path, not 3"):
+        question("gpt2", output=3, n_layer=1, seq_len=4)
+
+
 def test_a_list_of_names_is_a_text_with_commas():
     totals = [lc.cost("gpt2", n_layer=1, plan=plan).total for plan in (["flash", "chunked-loss"], "flash,chunked-loss")]
     assert totals[0] == totals[1]

@@ -20,7 +20,7 @@ from learncost.models.argument import layer_or_model, names_own_sizes
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
-from learncost.passes.plan import check_plan, planned
+from learncost.passes.plan import check_optimizer, check_plan, planned
 from learncost.procedures.optimizer import DEFAULT, check_renews, check_unrounded, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
@@ -264,8 +264,8 @@ def emit(
             raise InputError(f"--phase {phase} applies to layers; a model's program is its step")
         flags_of_step = procedure or "bp", optimizer or DEFAULT, plan or ""
         if plan:
-            unplanned = _model(subject, *flags_of_step[:2], "")[0]
-            check_plan(unplanned, plan, subject.configuration.name, request.is_sharded)
+            check_optimizer(plan, flags_of_step[1])
+            check_plan(_model(subject, *flags_of_step[:2], "")[0], plan, subject.configuration.name, request.is_sharded)
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
         if request.mesh is not None:

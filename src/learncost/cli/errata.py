@@ -8,7 +8,6 @@ from typing import Any
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
 from learncost.ir.dataclass import asdict, attributes, dataclass
-from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import FACTS, WIDTH, Sheet, TableColumn, TabularAnswer, table, words_of
 
@@ -33,11 +32,7 @@ def errata(name: str | None = None, /, *, like: str | None = None) -> Errata:
     learncost errata --like backward
         Errata of backward passes.
     """
-    if name is None:
-        return Errata(every() if like is None else _like(like))
-    if like is not None:
-        raise InputError(f"--like cannot be combined with the erratum {shown(name)}: give one of them")
-    return Errata((_one(name),), alone=True)
+    return Errata(every(name, like=like), alone=name is not None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,22 +50,6 @@ class Errata(TabularAnswer):
         return (_whole(self.errata[0]) if self.alone else _table(self.errata, in_full=width > 2 * WIDTH),)
 
 
-def _one(name: str) -> Erratum:
-    by_id = {erratum.id.lower(): erratum for erratum in every()}
-    if name.lower() not in by_id:
-        ids = [erratum.id for erratum in every()]
-        raise InputError(f"no erratum is called {shown(name)}{nearest(name, ids)} (there are {', '.join(ids)})")
-    return by_id[name.lower()]
-
-
-def _like(text: str) -> tuple[Erratum, ...]:
-    """Return the errata that contain a text, ignoring case."""
-    with_text = tuple(e for e in every() if mentions(asdict(e).values(), text))
-    if not with_text or not text.strip():
-        raise InputError(f"no errata contain {shown(text)}")
-    return with_text
-
-
 def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
     names = ("id", "document", "where", "printed", "right", "effect")
     if in_full:
@@ -84,14 +63,14 @@ def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
         columns = [
             *words_of("id"),
             TableColumn("total", lambda e: "changes" if (e.maccs, e.flops) != ("0", "0") else "-", words=True),
-            TableColumn("place, and effect on a total", _short, words=True),
+            TableColumn(
+                "place, and effect on a total",
+                lambda e: f"{e.document.split(',')[0]}, {e.where}. {e.effect}",
+                words=True,
+            ),
         ]
     notes = ("learncost errata ID shows the printed text and the correction.",)
     return table(f"{len(errata)} errata of the publications", columns, errata, notes)
-
-
-def _short(erratum: Erratum) -> str:
-    return f"{erratum.document.split(',')[0]}, {erratum.where}. {erratum.effect}"
 
 
 def _whole(erratum: Erratum) -> Sheet:

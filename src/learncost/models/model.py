@@ -227,6 +227,8 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
     size = evaluate(rule, values)
     if not isinstance(size, int) or size < 1:
+        if off := [name for name in sorted(names(rule)) if values.get(name) == 0]:
+            raise InputError(f"{off[0]} must be at least 1, not 0 or null: the axis {axis} has the size {rule}")
         numbers = ", ".join(f"{name} {values[name]}" for name in sorted(names(rule)) if name in values)
         raise InputError(
             f"the axis {axis} would have the size {size} ({rule}) with {numbers}, but it must be at least 1"

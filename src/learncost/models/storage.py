@@ -39,9 +39,16 @@ class WriteAdvice:
 NO_ADVICE = WriteAdvice()
 
 
-def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
+def output_path(path: object) -> Path:
+    """Return the path of a file to write. Raises `InputError` for anything but a text or a path, such as a number."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"output must be a path, not {shown(path)}")
+    return Path(path)
+
+
+def path_of(what: str, endings: Sequence[str], path: str | os.PathLike[str]) -> Path:
     """Return the path of a trace or a figure. Raises InputError for an unsupported suffix or a missing folder."""
-    file = Path(path)
+    file = output_path(path)
     if file.suffix.lower() not in endings:
         names = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
         raise InputError(f"a {what} ends in {names}, not {shown(str(path))}")

@@ -25,7 +25,7 @@ _INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """Return the output path after checking its suffix, folder and library, before anything is computed."""
-    target = path_of("sweep", SUFFIXES, Path(path))
+    target = path_of("sweep", SUFFIXES, path)
     if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
         raise InputError(f"Parquet needs polars: {to_install('sweep')}; or write a .csv")
     return target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from learncost.ir.dataclass import dataclass, replace
 from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
-from learncost.models.storage import write_text
+from learncost.models.storage import output_path, write_text
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.request import ON_DEVICE, Request, takes_request
 from learncost.reports.sheet import Readable, wrapped
@@ -113,6 +113,7 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
     if not models:
         raise InputError("report requires a model, such as gpt2 (see learncost list models)")
     models = tuple(map(_called, models))
+    path = None if output is None else output_path(output)
     names = several(procedure) or tuple(dict.fromkeys((request.procedure, *PROCEDURES)))  # a file's own comes first
     learning = [name for name in names if name not in INFERENCE] if procedure else []
     side_by_side = ",".join(learning) if len(learning) > 1 else None
@@ -144,7 +145,6 @@ def report(request: Request, *models: str, procedure: str | None = None, output:
             f"{len(documents)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, "
             f"more than {LARGEST / 1e6:g} MB: give fewer models or procedures"
         )
-    path = None if output is None else Path(output)
     if path is not None:
         write_text(path, html)
     procedures = tuple(dict.fromkeys(each["summary"]["procedure"] for each in documents))
@@ -156,8 +156,6 @@ def _called(model: object) -> str:
     """Return the name or path of a model for the report."""
     if isinstance(model, Layer):
         return NamedLayer(model.name, model)
-    if isinstance(model, str):
-        return model
-    if isinstance(model, PathLike):
-        return str(model)
+    if isinstance(model, str | PathLike):
+        return fspath(model)
     raise InputError(f"report requires the name of a model, a path or a table, not {shown(model)}")

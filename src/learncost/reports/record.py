@@ -192,14 +192,15 @@ class Cost(AtLength, FigureAnswer):
     plan
         The plan that rewrote the step.
     timing
-        With `on`: the seconds of a step, their interval and what bounds them.
+        With `on`: the seconds of a step, their interval, what bounds them, and the energy. Over a mesh the seconds are
+        those of a device's lines alone, and the energy, of a device too, is of the whole step: see `over_time`.
     recorded
         Of an imported module on a published GPU: the time of its recorded step, by kind of kernel and by module.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     over_time
-        Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
-        that overlap with compute.
+        Of a step over many devices, where a cluster is given (`step` in JSON): its seconds, those of lines, of
+        collectives that wait, and of those that overlap with compute.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All counts are those of one device.
 

@@ -20,6 +20,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.viz import terminal
 from learncost.viz.data.curve import curve
+from learncost.viz.data.roofline import roofline
 from learncost.viz.figures import FIGURES
 from learncost.viz.figures.make import DPI
 from learncost.viz.figures.rows import ROWS
@@ -118,6 +119,15 @@ def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
     ops = ["figure", "procedures", "gpt2", "--data", "-o", str(tmp_path / "a.svg"), "--seq-len"]
     assert [main([*ops, length]) for length in ("32", "16")] == [0, 0]
     assert "--seq-len 16" in json.loads((tmp_path / "a.json").read_text())["command"]
+
+
+def test_a_roofline_is_of_the_lines_where_the_time_of_the_kernels_is_known() -> None:
+    answer = lc.cost("gpt2", by="equation", on="A100-SXM-40GB", n_layer=1, seq_len=64, engine="eager")
+    assert answer.recorded is not None
+    data = roofline(answer)
+    assert sum(point.seconds for point in data.points) + data.outside == pytest.approx(data.seconds)
+    assert data.seconds != answer.time
+    assert data.of_kernels == answer.recorded.sentence
 
 
 @pytest.mark.parametrize("columns", [1, pytest.param(2, marks=pytest.mark.slow)])

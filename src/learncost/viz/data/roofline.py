@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.ir.dataclass import Serializable, asdict, dataclass, made_of
+from learncost.ir.dataclass import Serializable, asdict, dataclass, made_of, replace
 from learncost.ir.errors import InputError
 from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
+from learncost.reports.rows import lines_by
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Roofline(Serializable):
 
     model, procedure, device, dtype, batch_size, seq_len, target_len  what step it is, and where it runs
     source  what the device's rates rest on
-    seconds, low, high  of a step, and between which it is expected
+    seconds, low, high  of the table's lines in a step, and between which it is expected
     outside  seconds of a step outside of its lines
     peak  FLOPs a second of the largest products
     roofs  the bandwidths: of memory first; of a measured device that of its caches too
@@ -77,6 +78,7 @@ class Roofline(Serializable):
     limits: Mapping[str, float]
     points: tuple[Point, ...]
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    of_kernels: str = ""  # the time of the step's own kernels, if they are known: the points are the table's
 
     @property
     def finding(self) -> str:
@@ -102,8 +104,10 @@ def share(part: float, total: float) -> str:
 def roofline(answer: Cost) -> Roofline:
     """Return the roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another."""
     timing = answer.timing
-    if timing is None or answer.by != "equation":
+    if timing is None or answer.by != "equation" or answer._priced is None:
         raise InputError('a roofline requires lines on a device: use lc.cost(model, by="equation", on=device)')
+    lines = lines_by(answer._priced, "equation", timing)  # whose rows have no time where the kernels' time is known
+    rows = (replace(row, timing=timing.of_lines(of_row)) for row, (_, of_row) in zip(answer.rows, lines, strict=True))
     rates = timing.rates
     peak = max(max(grid.rates) for grid in (*rates.products.values(), rates.inner))
     memory, cache = rates.bandwidth.values[-1], max(rates.bandwidth.values)
@@ -121,7 +125,8 @@ def roofline(answer: Cost) -> Roofline:
         peak=peak,
         roofs=tuple(Roof(name, bandwidth, peak / bandwidth) for name, bandwidth in bandwidths.items()),
         limits={str(name): seconds for name, seconds in timing.time.bounds.items()},
-        points=tuple(_points(answer.rows)),
+        points=tuple(_points(tuple(rows))),
+        of_kernels=answer.recorded.sentence if answer.recorded else "",
     )
 
 

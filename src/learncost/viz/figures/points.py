@@ -114,7 +114,8 @@ class RooflineChart:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
         axes.yaxis.set_major_formatter(lambda value, _: tick(value))
         axes.set_xlabel("FLOPs per byte moved", size=SMALL, labelpad=2, loc="right")
-        axes.text(0.0, 1.01, "FLOP/s reached", transform=axes.transAxes, size=SMALL, color=FAINT, va="bottom")
+        reached = f"FLOP/s reached{' by lines of the table' if data.of_kernels else ''}"
+        axes.text(0.0, 1.01, reached, transform=axes.transAxes, size=SMALL, color=FAINT, va="bottom")
         boxes = [*_roofs(axes, data, (low_x, high_x, low_y), place)]
         circles = _circles(points, place)
         _wedges(axes, circles, (wide, high))

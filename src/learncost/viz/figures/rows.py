@@ -182,7 +182,9 @@ def _roofline_notes(data: Roofline) -> Iterator[str]:
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"{data.device}: {data.source}"
     low, high = seconds_of(data.low), seconds_of(data.high)
-    yield f"Predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"
+    step = "in these lines of the table" if data.of_kernels else "a step"
+    yield f"Predicted, not measured: {seconds_of(data.seconds)} {step}, expected between {low} and {high}"
+    yield data.of_kernels
     if away := len(data.points) - len(drawn(data)):
         yield f"{away} kernels with less than {LEAST} FLOPs per byte are not drawn"
     yield "Lines fused into another kernel are counted there; area is time"

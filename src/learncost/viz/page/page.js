@@ -32,7 +32,7 @@ function drawCost() {
   const available = Object.fromEntries(
     Object.entries(QUANTITIES)
       .filter(([name]) => page.view.totals[name])
-      .map(([name, description]) => [name, description.title]),
+      .map(([name, { title, exact }]) => [name, exact || !page.step.time?.recorded ? title : `${title} of lines`]),
   );
   const place = document.getElementById("cost-controls"),
     focused = document.activeElement?.name;

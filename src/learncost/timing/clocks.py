@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from math import sqrt
+from math import hypot
 from typing import NamedTuple
 
 from learncost.ir.dataclass import dataclass, replace
@@ -101,12 +101,11 @@ def program_time(program: Program, gpu: GPU, collective: SecondsOfCollective | N
         for kernel in each.kernels:
             kinds[kernel.kind if kernel.kind in (*gpu.assumed, COLLECTIVE) else OTHERS] += kernel.seconds
     busy, issue = sum(kinds.values()) - kinds.get(COLLECTIVE, 0.0), sum(costs)
-    apart = sqrt(sum((gpu.assumed.get(kind, 0.0) * seconds) ** 2 for kind, seconds in kinds.items())) / (busy or 1.0)
-    of_cpu = gpu.assumed.get(ISSUE, 0.0)
-    middle = _step(issued, gpu.host)
-    down = [middle - _step(issued, gpu.host, 1 - apart, 1.0), middle - _step(issued, gpu.host, 1.0, 1 - of_cpu)]
-    up = [_step(issued, gpu.host, 1 + apart, 1.0) - middle, _step(issued, gpu.host, 1.0, 1 + of_cpu) - middle]
-    low, high = middle - sqrt(sum(each**2 for each in down)), middle + sqrt(sum(each**2 for each in up))
+    apart = 1 + hypot(*(gpu.assumed.get(kind, 0.0) * seconds for kind, seconds in kinds.items())) / (busy or 1.0)
+    of_cpu, host, middle = 1 + gpu.assumed.get(ISSUE, 0.0), gpu.host, _step(issued, gpu.host)
+    # rates are as likely too high by a factor as too low by it, so that one end multiplies by what the other divides by
+    low = middle - hypot(middle - _step(issued, host, 1 / apart), middle - _step(issued, host, 1.0, 1 / of_cpu))
+    high = middle + hypot(_step(issued, host, apart) - middle, _step(issued, host, 1.0, of_cpu) - middle)
     alone = [replace(each, kernels=tuple(kernel for kernel in each.kernels if kernel.kind != COLLECTIVE))
              for each in issued]  # fmt: skip
     exposed = middle - _step(alone, gpu.host) if COLLECTIVE in kinds else 0.0

@@ -498,6 +498,66 @@ def test_the_predicted_peak_of_low_rank_paths_of_experts_is_that_of_the_allocato
     assert predicted == pytest.approx(peak, rel=0.01)
 
 
+class LinearExperts(torch.nn.Module):
+    """`MixtralSparseMoeBlock` of transformers 4.48, with as many tokens for each expert."""
+
+    def __init__(self, config):
+        super().__init__()
+        width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
+        self.gate, self.chosen = torch.nn.Linear(width, experts, bias=False), config.num_experts_per_tok
+        shapes = {"w1": (width, inner), "w2": (inner, width), "w3": (width, inner)}
+        self.experts = torch.nn.ModuleList(
+            torch.nn.ModuleDict({name: torch.nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+            for _ in range(experts)
+        )
+
+    def run(self, expert, hidden):
+        hidden = torch.nn.functional.silu(expert["w1"](hidden)) * expert["w3"](hidden)
+        hidden = expert["w2"](hidden)
+        return hidden
+
+    def forward(self, hidden):
+        shape, hidden = hidden.shape, hidden.view(-1, hidden.shape[-1])
+        shares = torch.softmax(self.gate(hidden), dim=1, dtype=torch.float)
+        shares, places = torch.topk(shares, self.chosen, dim=-1)
+        places = (torch.arange(places.numel()) % len(self.experts)).view(places.shape)
+        shares /= shares.sum(dim=-1, keepdim=True)
+        shares, result = shares.to(hidden.dtype), torch.zeros_like(hidden)
+        mask = torch.nn.functional.one_hot(places, num_classes=len(self.experts)).permute(2, 1, 0)
+        for number, expert in enumerate(self.experts):
+            choice, token = torch.where(mask[number])
+            rows = hidden[None, token].reshape(-1, hidden.shape[-1])
+            made = self.run(expert, rows) * shares[token, choice, None]
+            result.index_add_(0, token, made.to(hidden.dtype))
+        return result.reshape(shape)
+
+
+@pytest.mark.one_in(every=2)
+@pytest.mark.parametrize(
+    ("dtype", "setting", "experts", "chosen"),
+    [("fp32", "plain", 4, 1), ("bf16", "lora", 8, 3), ("bf16", "both", 8, 2), ("nf4", "both", 16, 4)],
+)
+def test_experts_that_are_linear_modules_run_one_after_the_other(monkeypatch, dtype, setting, experts, chosen):
+    example_module = peaks()
+    from transformers.models.mixtral import modeling_mixtral
+
+    kind = example_module.KINDS["mixtral"]
+    keys = {**kind.keys, "num_local_experts": experts, "num_experts_per_tok": chosen, "num_hidden_layers": 2}
+    monkeypatch.setitem(example_module.KINDS, "mixtral", replace(kind, keys=keys))
+    monkeypatch.setitem(example_module.SHAPES, "block", (8, 128, 200))
+    monkeypatch.setattr(example_module, "MODULE", "transformers-4")
+    monkeypatch.setattr(modeling_mixtral, "MixtralSparseMoeBlock", LinearExperts)
+
+    def checkpointed(network):
+        network.gradient_checkpointing_enable({"use_reentrant": True})
+        network.enable_input_require_grads()
+
+    monkeypatch.setattr(example_module, "checkpointed", checkpointed)
+    case = "mixtral", "block", dtype, setting, "fused"
+    predicted = example_module.predicted(*case)
+    assert predicted == pytest.approx(measured_peak(lambda: example_module.train(*case), predicted, 0.01), rel=0.01)
+
+
 def train_with_sums(example_module, model, shape, checkpoints):
     """As Megatron does it: a hook adds each gradient to one in fp32, which the optimizer of fp32 weights reads."""
     config = transformers.AutoConfig.for_model(model, **example_module.keys_of(model, shape))

@@ -187,6 +187,7 @@ def test_measured_peaks_are_shown(capsys):
         ("mistral-7b-v0.1", {"precision": "bf16-masters", "batch_size": 4}, 26_704_571_904, 0.005),
         ("mistral-7b-v0.1", {"precision": "bf16-true", "batch_size": 4, "mesh": "dp=2"}, 36_225_939_968, 0.005),
         ("mixtral-8x7b", {"precision": "nf4-double", "batch_size": 4, "mesh": "dp=2"}, 21_126_185_472, 0.03),
+        ("mixtral-8x7b", {"precision": "nf4-double", "batch_size": 8, "mesh": "dp=2"}, 28_154_534_912, 0.02),
     ],
 )
 def test_allocated_peaks_of_transformers_4(model, given, bytes_published, within):

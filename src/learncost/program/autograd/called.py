@@ -320,6 +320,10 @@ def _dropout(names: ScopeNames, call: Dropout, values: Values) -> TapeTensor:
     return names.found(call.value, values).dropout()
 
 
+MOST_LINEAR = 64
+"""The most experts that are linear modules in transformers before 4.50 (OLMoE): more are computed at once."""
+
+
 def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     """Run transformers' `grouped_mm_experts_forward`: tokens sorted by experts, grouped products, sorted back.
 
@@ -328,6 +332,9 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     Python names hold the sorted tokens, and the biases of the last product, until the end.
     """
     count, tape = names.count, names.tape
+    every = count(names.axes[call.outward.right[1].name][:1])
+    if names.module.linear_experts and not call.scaled and every <= MOST_LINEAR:
+        return _linear_experts(names, call, values, every)
     shares = names.found(call.shares, values)
     order = tape.new(shares.elements, INTEGER)
     selected = count(call.outward.left[0].declared)
@@ -338,8 +345,7 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
             for each in ((call.outward,), call.inward)
         ),
     )
-    if back.coded:  # linear modules, of which one at a time is dequantized
-        every = count(names.axes[call.outward.right[1].name][:1])
+    if back.coded:  # one at a time is dequantized
         into, back = (replace(weight, elements=weight.elements // every) for weight in (into, back))
     sizes = [count(line.left[0].declared) for line in call.inward]
     multiplied: Callable[[TapeTensor, TapeTensor, int], TapeTensor] = partial(linear, casts=False)  # grouped_mm
@@ -373,6 +379,34 @@ def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
         return result.viewed().sum(count(call.makes[0].declared)).to(width)
     finally:  # a recomputation may end inside
         tape.hold(rows, *biases)
+
+
+def _linear_experts(names: ScopeNames, call: Experts, values: Values, experts: int) -> TapeTensor:
+    """Run transformers' `MixtralSparseMoeBlock` (4.48): one expert after the other, each with as many tokens, adds to
+    the result; Python names hold its tokens and results until the next has its own.
+    """
+    tape, value, shares = names.tape, names.found(call.value, values), names.found(call.shares, values)
+    expert_names = replace(names, divided=experts)
+    result, before = tape.new(value.elements, value.width), list[TapeTensor]()
+    mask = tape.new(shares.elements * experts, INTEGER)  # functional.one_hot
+    for number in range(experts):
+        index = tape.new(2 * shares.elements // experts, INTEGER)  # of tokens, and of their choices
+        rows = value.gather(index, expert_names.count(call.outward.left[0].declared))
+        tape.hold(*before)
+        local = {**values, call.value: rows}
+        for line in call.lines[:-1]:
+            if line in (*call.inward, call.outward):
+                name = line.right[1].name
+                elements = names.count(names.axes[name]) // experts
+                weight = names.state.leaf([(*names.weights[name], f"expert {number}")], elements)
+                made = linear(local[line.right[0].name], weight, expert_names.count(line.left[0].declared))
+            else:
+                made = _line(expert_names, line, local)
+            local[line.name] = made
+        weighted = made * shares.gather(index, shares.elements // experts)
+        result, before = result.index_add_(weighted, index), [rows, weighted]
+    tape.hold(*before, mask)
+    return result
 
 
 def _with_path(names: ScopeNames, weights: Sequence[str], paths: Mapping[str, tuple[str, str]]) -> TapeTensor:

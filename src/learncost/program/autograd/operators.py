@@ -384,6 +384,15 @@ class TapeTensor:
         """Return a sum in-place of its first operand."""
         return _plus(self, other, self.elements, self.storage)
 
+    def index_add_(self, rows: TapeTensor, index: TapeTensor) -> TapeTensor:
+        """Add rows in-place at an index, both of which are saved (`expand_as`); their gradient is selected."""
+        tape, sizes = self.tape, (self.elements, self.width)
+
+        def backward(gradients: Gradients) -> Gradients:
+            return [*gradients, tape.new(rows.elements, rows.width)]
+
+        return tape.run("index_add_", (self, rows), (sizes,), backward, (index, rows), self.storage)[0]
+
     def div_(self) -> TapeTensor:
         """Divide a view in place by a number: `CopySlices` copies the gradient of the whole, and that of the view."""
         tape, sizes = self.tape, (self.elements, self.width)

@@ -255,11 +255,6 @@ class StepState:
             self.leaves[key] = leaf
         return self.leaves[key]
 
-    def is_checkpointed(self, weighted: bool) -> bool:
-        """Return whether the block that begins is one of those with a checkpoint; `weighted`: it has weights."""
-        self.passed += weighted
-        return not weighted or (self.passed - 1) % self.asked.every == 0
-
     def embeds(self, weight: str, embedded: TapeTensor) -> None:
         """Keep an embedding until the model returns; under checkpoints that of the tokens requires a gradient."""
         if self.table.inputs and self.table.values[self.table.inputs[0]].role == "index":
@@ -295,13 +290,17 @@ Values = dict[str, TapeTensor]
 
 @dataclass
 class ScopeNames:
-    """The names of one scope: their axes, the weights with their iterations, the noise, and the outer values."""
+    """The names of one scope: their axes, the weights with their iterations, the noise, and the outer values.
+
+    divided  into how many parts values are cut, of which the scope has one, as of the tokens of one of so many experts
+    """
 
     state: StepState
     axes: Mapping[str, tuple[str, ...]]
     weights: Mapping[str, tuple[str, ...]]
     drawn: frozenset[str]
     around: Values
+    divided: int = 1
 
     @property
     def tape(self) -> Tape:
@@ -312,7 +311,7 @@ class ScopeNames:
         return self.state.asked.module
 
     def count(self, axes: Sequence[str]) -> int:
-        return self.state.count(axes)
+        return self.state.count(axes) // self.divided
 
     def is_value(self, name: str) -> bool:
         return name not in self.weights and name not in self.drawn

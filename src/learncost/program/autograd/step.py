@@ -117,7 +117,8 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
                 sharded.before_forward(group)
                 starts_given = sharded.entered(group, starts_given)
             inner = _inside(names, repeat, iteration, around, values, stacks)
-            own = how if names.state.is_checkpointed(weighted) else ""
+            names.state.passed += weighted
+            own = "" if weighted and (names.state.passed - 1) % asked.every else how
             if own == "reentrant":
                 given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
                 inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}

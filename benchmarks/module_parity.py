@@ -56,13 +56,15 @@ def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) ->
     return ModuleParity(
         ran.value,
         ran.gradient,
-        max(_apart_from_module(module, ran.given, ran.graph, imported), own or 0.0),
+        max(_apart_from_module(module, ran.given, ran.of_node, imported), own or 0.0),
         sum(real(p).numel() for p in module.parameters()),
         len(ran.read.text.splitlines()),
     )
 
 
-def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:
+def _apart_from_module(
+    module: Any, given: Mapping[str, Any], of_node: Mapping[str, Any], imported: ImportedModule
+) -> float:
     """Return the error of the module in its own precision, relative to the graph in float64."""
     given = copied(given)
     row, by_name = as_called(module, given)
@@ -70,7 +72,7 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
         result = module(*row, **by_name)  # under autograd: it may take gradients itself
         leaves = torch.utils._pytree.tree_leaves((plain(result), given, *module.buffers(), *module.parameters()))
         tensors = [t.detach().clone() for t in leaves if isinstance(t, torch.Tensor)]
-    theirs = [as_numbers(graph.of_node[node].detach()) for node in imported.output_nodes]
+    theirs = [as_numbers(of_node[node].detach()) for node in imported.output_nodes]
     worst = 0.0
     for mine in theirs:
         near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and _has_numbers(t)]

@@ -338,3 +338,11 @@ def test_attention_over_sequences_of_several_lengths_says_that_all_count_as_the_
     forward = 2 * 20 * 16 * 48 + 3 * 2 * (2 * 2 * 12 * 12 * 8)  # three sequences of 12, two heads of 8, two products
     assert cost.macro_operations["forward"][1].flops == forward
     assert "every sequence as long as the longest: an upper bound" in " ".join(str(cost).split())
+
+
+@pytest.mark.parametrize("name", ["code", "graph"])
+def test_a_part_named_as_an_attribute_of_a_graph_is_to_be_renamed(name):
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(3, 4))
+    with pytest.raises(lc.InputError, match=f"Sequential has a part named {name}, .*: give it another name$"):
+        lc.from_module(model, {"input": "float B 3"})

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import learncost as lc
 from learncost.importer.pipeline import ImportObserver, ImportOptions, table_of
+from learncost.importer.replaced import temporal_classification
 from learncost.verification.imported import products
 from sampling import sampled
 
@@ -403,3 +404,13 @@ def test_places_that_are_chosen_are_taken_apart():
     read = read_module(module, (torch.randn(2, 5, 6),), {"x": "B M 6"})
     found = parity(module, (torch.randn(4, 4, 6),), read)
     assert max(found.value, found.gradient) < 1e-12
+
+
+@pytest.mark.parametrize("labels", [[[2, 0]], [[0, 0]]])
+def test_labels_that_are_blanks_have_the_gradient_of_the_loss(labels):
+    def loss(x, function):
+        return function(x.log_softmax(-1), torch.tensor(labels), torch.tensor([5]), torch.tensor([2]))
+
+    x = torch.randn(5, 1, 4, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(loss(x, temporal_classification), loss(x, functional.ctc_loss))
+    assert torch.autograd.gradcheck(lambda y: loss(y, temporal_classification), x)

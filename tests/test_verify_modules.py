@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 
 import learncost as lc
 from learncost.cli.command import main
@@ -250,6 +251,46 @@ class Boxes(nn.Linear):
         return 1.0 / (1.0 + (2e4 * (super().forward(x) - self.bias)).exp())
 
 
+class Sends(nn.Module):
+    """An expert for each token, which reads the tokens that the values send to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        weight, chosen = self.router(x).softmax(-1).max(-1)
+        y = torch.zeros_like(x)
+        for place, expert in enumerate(self.experts):
+            rows = torch.where(chosen == place)[0]
+            y = y.index_add(0, rows, weight[rows, None] * expert(x[rows]))
+        return y
+
+
+class Penalized(nn.Sequential):
+    """A critic's gradient penalty, whose own result nothing reads, and whose slope autograd multiplies by zeros."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 9), nn.LeakyReLU(0.2), nn.Linear(9, 1))
+
+    def forward(self, x):
+        mixed = (0.7 * x).requires_grad_(True)
+        y = super().forward(mixed)
+        (slope,) = torch.autograd.grad(y, mixed, torch.ones_like(y), create_graph=True)
+        return super().forward(x).mean() + ((slope.norm(2, 1) - 1) ** 2).mean()
+
+
+class Rounds(nn.Linear):
+    def forward(self, x):
+        return torch.fake_quantize_per_tensor_affine(super().forward(x), 0.1, 3, 0, 255)
+
+
+class Maps(nn.Linear):
+    def forward(self, x):
+        return torch._higher_order_ops.map(lambda row: super(Maps, self).forward(row).tanh(), x)
+
+
 @pytest.mark.one_in(every=14)
 @pytest.mark.parametrize(
     ("module", "inputs"),
@@ -265,6 +306,9 @@ class Boxes(nn.Linear):
         (nn.Sequential(nn.InstanceNorm1d(3), nn.AdaptiveAvgPool1d(1)), {"input": "float B 3 6"}),  # zeros
         (Queue(), {"x": "float B 6"}),
         (Adds(), {"x": "float B 6"}),
+        (Sends(), {"x": "float 20 6"}),
+        (Penalized(), {"x": "float 3 6"}),
+        (Rounds(6, 4), {"x": "float B 6"}),
     ],
     ids=lambda each: type(each).__name__,
 )
@@ -347,3 +391,21 @@ def test_places_that_come_twice_are_not_compared():
     checks = compared(lc.from_module(Twice(), {"x": "float B 6", "places": "int B"}))
     assert any("several values at one place" in str(check) for check in checks.values() if check.passed is None)
     assert not [check for check in checks.values() if check.passed is False]
+
+
+def test_products_at_places_apart_are_added_to_nothing():
+    class Scans(nn.Linear):
+        def forward(self, x):
+            pairs = self.weight.new_ones(6, 4) * x.sigmoid(), super().forward(x)
+            return associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), pairs, 0, combine_mode="generic")[1]
+
+    assert lc.check_layer(lc.from_module(Scans(4, 4), (torch.randn(6, 4, requires_grad=True),))).passed
+
+
+def test_a_function_over_rows_is_run_and_its_products_are_not_compared():
+    report = lc.verify(lc.from_module(Maps(6, 6), {"x": "float 4 6"}))
+    assert report.passed, report
+    assert {"outputs with the module's run", "gradients with the module's"} <= {
+        check.compared for check in report.checks if check.passed
+    }
+    assert "does not run map" in str(report)

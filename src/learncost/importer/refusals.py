@@ -83,6 +83,9 @@ _NESTED = re.compile(r"nested_tensor|NestedTensor|nested tensor")
 _LEFT_OPEN = "Unexpected key _export_root"
 """Texts of errors when code caught an error that a submodule raised."""
 
+_NAMED_AS_GRAPH = re.compile(r"references nonexistent attribute \w+ of (\w+)$")
+"""Text of an error when a submodule is named as an attribute of `torch.fx.GraphModule`: `code`, `graph`, `meta`."""
+
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """Texts of errors when `torch.func.grad` or `vjp` runs during export."""
 
@@ -151,6 +154,11 @@ def refusal(error: Exception, called: str) -> InputError:
         return NotExportedError(
             f"{called} catches an error of its submodule {part}, which PyTorch does not export: "
             "test before the call whether the submodule accepts the input"
+        )
+    if named := _NAMED_AS_GRAPH.search(str(error)):
+        return NotExportedError(
+            f"{called} has a part named {named[1]}, as an attribute of PyTorch's graphs, which then cannot hold its "
+            "weights: give it another name"
         )
     frames = traceback.extract_tb(error.__traceback__)
     of_func = is_by_func(error)

@@ -307,7 +307,7 @@ def _unread(graph: Any) -> Iterator[Any]:
         changes = is_operator and node.target._schema.is_mutable and of_storage[node] in read
         if is_operator and node not in read and not changes:
             yield node
-        else:
+        elif "_like" not in str(node.target):  # these read a shape alone
             read |= {each for source in node.all_input_nodes for each in (source, of_storage[source])}
 
 

@@ -33,6 +33,8 @@ def temporal_classification(
 ) -> Any:
     """Return `ctc_loss` position by position: the logarithms of the forward variables (Graves et al. 2006, eq. 5 to 8).
 
+    Where a target is the blank, PyTorch's backward pass differs from finite differences of its loss; this one does not.
+
     logarithms  (time, batch, classes) or (time, classes); targets (batch, longest), or concatenated
     """
     alone = logarithms.dim() == 2

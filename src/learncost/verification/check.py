@@ -202,9 +202,9 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 
 
 def _added_up(line: Line) -> str:
-    """Return the array that a scatter-add line adds into; "" for other lines."""
+    """Return the array that a scatter-add line adds into; "" for other lines, also where no two terms meet."""
     left = line.left[0]
-    meets = left.indexed and {*left.loops} - {axis for axis in left.axes if isinstance(axis, str)}
+    meets = left.indexed and not left.apart and {*left.loops} - {axis for axis in left.axes if isinstance(axis, str)}
     return line.right[0].name if meets else ""
 
 

@@ -38,7 +38,8 @@ class ModuleRun:
     """The results of a module's exported graph in float64 under autograd, and the error of the imported table.
 
     given    the inputs by name, and `doubles` in float64
-    graph    the values of its nodes
+    of_node  the values of its nodes
+    sizes    the table's, with those that follow from the values of this run
     results  with the gradient that each was given
     weights  by path, with their gradients
     value     the largest difference of the outputs, relative to the largest number of each
@@ -48,7 +49,8 @@ class ModuleRun:
     read: Layer
     given: Mapping[str, Any]
     doubles: Mapping[str, Any]
-    graph: Any
+    of_node: Mapping[str, Any]
+    sizes: Mapping[str, int]
     results: Sequence[tuple[Any, Any]]
     weights: Mapping[str, Any]
     value: float
@@ -60,14 +62,13 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
     import torch
 
     given = arguments(module, inputs)
-    paths = dict(module.named_parameters())
-    weights = {path: _in_double(p.detach()).requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
+    weights = _weights(module)
     doubles = torch.utils._pytree.tree_map(in_float64, given)
     flat = flattened(doubles)
-    graph = run_graph(imported, module, flat, weights)
-    sizes = _sizes(read, imported, flat)
-    arrays = arrays_of(read, imported, graph.of_node, weights, sizes)
-    results = [as_numbers(graph.of_node[node]) for node in imported.output_nodes]
+    of_node = run_graph(imported, module, flat, weights)
+    sizes = _sizes(read, imported, flat, of_node)
+    arrays = arrays_of(read, imported, of_node, weights, sizes)
+    results = [as_numbers(of_node[node]) for node in imported.output_nodes]
     for place, name in enumerate(imported.outputs):
         if name in imported.changed:  # no gradient comes back through what is changed in place
             results[place] = results[place].detach()
@@ -81,7 +82,7 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
         backward(
             [r for r in results if r.requires_grad], [s for s, r in zip(seeds, results, strict=True) if r.requires_grad]
         )
-    calls = {name: partial(each.run, graph.of_node) for name, each in imported.calls.items()}
+    calls = {name: partial(each.run, of_node) for name, each in imported.calls.items()}
     values = run_with(read, arrays, sizes, calls)
     value = 0.0
     for name, result in zip(imported.outputs, results, strict=True):
@@ -102,7 +103,8 @@ def run_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
         ours = values.get(f"d{name}")
         shaped = _shaped(theirs, read, name, sizes)
         gradient = max(gradient, _apart(np.zeros_like(shaped) if ours is None else ours, shaped, largest))
-    return ModuleRun(read, given, doubles, graph, [*zip(results, seeds, strict=True)], weights, value, gradient)
+    pairs_of_results = [*zip(results, seeds, strict=True)]
+    return ModuleRun(read, given, doubles, of_node, sizes, pairs_of_results, weights, value, gradient)
 
 
 def as_numbers(result: Any) -> Any:
@@ -121,11 +123,15 @@ def in_float64(value: Any) -> Any:
     return value
 
 
-def _in_double(parameter: Any) -> Any:
-    """Return a parameter in float64 or complex128."""
+def _weights(module: Any) -> dict[str, Any]:
+    """Return a module's parameters by path, in float64 or complex128."""
     import torch
 
-    return parameter.to(torch.complex128) if parameter.is_complex() else parameter.double()
+    def double(weight: Any) -> Any:
+        kind = torch.complex128 if weight.is_complex() else torch.float64
+        return weight.detach().to(kind).requires_grad_(bool(weight.requires_grad))
+
+    return {path: double(weight) for path, weight in module.named_parameters()}
 
 
 def real(tensor: Any) -> Any:
@@ -140,11 +146,19 @@ def read_output(read: Layer, name: str) -> str:
     return next((each for each in read.table.outputs if read.table.header(each) == name), name)
 
 
-def _sizes(read: Layer, imported: ImportedModule, given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the example: the table's, and those of its open letters."""
+def _sizes(
+    read: Layer, imported: ImportedModule, given: Mapping[str, Any], of_node: Mapping[str, Any] = {}
+) -> dict[str, int]:
+    """Return the sizes of a run: the table's, those of its open letters, and those that depend on values of nodes."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
     sizes = dict(read.sizes)
     for letter, (name, dim) in imported.exported.letters.where_open.items():
         sizes[letter] = int(given[name].shape[dim])
+    for node in imported.exported.program.graph.nodes:
+        for place, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            if node.name in of_node and free_unbacked_symbols(size):
+                sizes[str(size)] = int(of_node[node.name].shape[place])
     return sizes | {letter: imported.at(size, sizes) for letter, size in imported.derived.items()}
 
 
@@ -271,8 +285,8 @@ def gradient_error(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     except RuntimeError as error:  # of a forward pass that took two precisions
         return None, f"autograd has none ({one_line(error)})"
     ours = [_gradient(weights[path]) for path in learning]
-    dense = [None if each is None else real(each).numpy(force=True) for each in gradients]
-    theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
+    pairs_of = zip(ours, gradients, strict=True)
+    theirs = [np.zeros(mine.shape) if g is None else real(g).numpy(force=True) for mine, g in pairs_of]
     scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0)
     return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True)), ""
 
@@ -293,12 +307,19 @@ class Products:
         return self.table == self.torch
 
 
-def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | None = None) -> Products:
+def products(
+    module: Any,
+    inputs: Any,
+    imported: ImportedModule,
+    table: Layer | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Products:
     """Count a step by the table, and by FlopCounterMode over the module with attention as plain products.
 
     Raises InputError where an operation of the table has no count.
 
     table   a table to count instead of the imported one
+    sizes   those of a run; without them, the sizes that follow from the inputs' shapes
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -306,12 +327,13 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
         raise InputError("FlopCounterMode counts no branch of cond backward and does not run map")  # nor does map after
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
-    ours = _counted_of_table(read, module, inputs, imported)
+    sizes = sizes or _sizes(read, imported, flattened(arguments(module, inputs)))
+    ours = _counted_of_table(read, sizes)
     theirs = _counted(module, inputs, {})
     if ours == theirs:
         return Products(ours, theirs)
     # The book has PyTorch's formula of convolutions, where their weight is a parameter: as bmm they are put right, too.
-    put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), module, inputs, imported)
+    put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), sizes)
     lacking = {row.packet: row.flops for row in FORMULAS if row.packet not in flop_registry and imported.calls}
     attempts: list[tuple[dict[Any, Any], list[str]]] = [({}, []), (lacking, [_LACKING] * bool(lacking))]
     for formulas, reasons in (*attempts, (lacking | _formulas(), [*attempts[1][1], _CORRECTED])):
@@ -336,18 +358,17 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
 _CORRECTED = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
 _LACKING = "formulas of Fourier transforms and factorizations, which PyTorch lacks"
 _OF_EXPORT = (
-    "the exported graph, without what the module computes and nothing reads, recomputes backward, or computes from "
-    "positions and settings only"
+    "the exported graph, without what the module computes and nothing reads, multiplies by a gradient of zeros, "
+    "recomputes backward, or computes from positions and settings only"
 )
 
 
-def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedModule) -> tuple[int, int]:
+def _counted_of_table(read: Layer, sizes: Mapping[str, int]) -> tuple[int, int]:
     """Return the table's counts of the operations that FlopCounterMode counts, forward and backward."""
     from learncost.models.tables import letters
     from learncost.reports.cost import cost
 
-    sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
-    open_sizes: Any = {each: sizes[each] for each in imported.exported.letters.where_open if each in letters(read)}
+    open_sizes: Any = {each: sizes[each] for each in letters(read) if each not in {*read.sizes, *read.follows}}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
     return int(forward), int(ledger.total.flops - forward)
@@ -355,7 +376,6 @@ def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedM
 
 def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
     """Return the counts of FlopCounterMode for a module's forward and backward pass."""
-
     module.zero_grad(set_to_none=True)
     row, by_name = as_called(module, copied(arguments(module, inputs)))
     with restored(module):
@@ -369,24 +389,23 @@ def _counted_of_export(
     module: Any, inputs: Any, imported: ImportedModule, formulas: Mapping[Any, Any]
 ) -> tuple[int, int]:
     """Return the counts of FlopCounterMode for the exported graph, whose inputs are those of the table."""
-    weights = {
-        path: _in_double(parameter.detach()).requires_grad_(bool(parameter.requires_grad))
-        for path, parameter in module.named_parameters()
-    }
+    weights = _weights(module)
     given = flattened({name: in_float64(value) for name, value in arguments(module, inputs).items()})
-    known = run_graph(imported, module, given, weights).of_node
+    known = run_graph(imported, module, given, weights)
     outside = {
         stored.target
         for several in imported.inputs.values()
         for stored in several
         if stored.kind not in ("input", "leaf")
     }
+    nodes = imported.exported.program.graph.nodes
+    outside |= {node.name for node in nodes if "_like" in str(node.target)}  # they read a shape alone
     there = {name: known[name] for name in outside if name in known}
 
     def results() -> list[Any]:
-        graph = run_graph(imported, module, given, weights, there)
+        values = run_graph(imported, module, given, weights, there)
         nodes = zip(imported.outputs, imported.output_nodes, strict=True)
-        several = (graph.of_node[node] for name, node in nodes if name not in imported.changed)
+        several = (values[node] for name, node in nodes if name not in imported.changed)
         return [each for each in several if each.requires_grad]
 
     return _flops_of(results, formulas)
@@ -430,20 +449,8 @@ def _formulas() -> dict[Any, Any]:
     import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-    def convolution_backward(
-        gradient: Any,
-        x: Any,
-        weight: Any,
-        _bias: Any,
-        _stride: Any,
-        _padding: Any,
-        _dilation: Any,
-        transposed: bool,
-        _output_padding: Any,
-        _groups: int,
-        mask: Sequence[bool],
-        out_shape: Any,
-    ) -> int:
+    def convolution_backward(gradient: Any, x: Any, weight: Any, *settings: Any, out_shape: Any) -> int:
+        _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, mask = settings
         count = conv_flop_count(list(x), list(weight), list(gradient), transposed=transposed)
         return int(count) * (bool(mask[0]) + bool(mask[1]))
 
@@ -475,22 +482,14 @@ def _of_pairs(formula: Any) -> Any:
 # The exported graph, run: the values of a module's inputs, weights and outside tensors
 
 
-@dataclass
-class GraphValues:
-    """Every tensor of a graph, and its results."""
-
-    of_node: Mapping[str, Any]
-    outputs: list[Any]
-
-
 def run_graph(
     imported: ImportedModule,
     module: Any,
     inputs: Mapping[str, Any],
     parameters: Mapping[str, Any],
     known: Mapping[str, Any] = {},
-) -> GraphValues:
-    """Run the exported graph in float64 on inputs by name and parameters by path.
+) -> dict[str, Any]:
+    """Return the values of all nodes of the exported graph, run in float64 on inputs by name and parameters by path.
 
     `known` values are used instead of running their nodes, and nodes that only these need are not run.
 
@@ -561,10 +560,10 @@ def run_graph(
     kind = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # computed from integers
     try:
-        results = InDouble(program.graph_module).run(*given)
+        InDouble(program.graph_module).run(*given)
     finally:
         torch.set_default_dtype(kind)
-    return GraphValues(of_node, list(results))
+    return of_node
 
 
 def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:

@@ -262,7 +262,7 @@ def _at(
     except Exception as error:  # a table that does not fit its module cannot be run on what this is given
         yield Check(name, "the table's run", one_line(error), False)
         return
-    if has_repeated_places(imported.exported.program, ran.graph.of_node):
+    if has_repeated_places(imported.exported.program, ran.of_node):
         why = "it writes several values at one place, of which PyTorch keeps any: not compared"
         yield Check(name, "outputs with the module's run", why, None)
         return
@@ -274,7 +274,7 @@ def _at(
         return
     yield from _values(name, ran, own, imported)
     yield _gradients(name, live.module if not live.options.as_run else whole, ran, own)
-    yield _products(name, live, values, whole, inputs, imported, table)
+    yield _products(name, *((whole, inputs) if live.options.as_run else (live.module, values)), imported, ran)
     yield from _changes(name, ran, own, imported)
 
 
@@ -299,7 +299,7 @@ def _first(
         if values is None:
             break
         ran = run_both(whole, _of_run(live, imported, values), imported, table)
-        if ran.value != float("inf") and not has_repeated_places(imported.exported.program, ran.graph.of_node):
+        if ran.value != float("inf") and not has_repeated_places(imported.exported.program, ran.of_node):
             return values, ran
         first = first or (values, ran)
     assert first is not None
@@ -415,20 +415,11 @@ def _gradients(name: str, module: Any, ran: ModuleRun, own: _ModuleRecord) -> Ch
     return Check(name, compared, found, worst <= WITHIN)
 
 
-def _products(
-    name: str,
-    live: LiveModule,
-    values: Mapping[str, Any],
-    whole: Any,
-    inputs: Any,
-    imported: ImportedModule,
-    table: Layer,
-) -> Check:
+def _products(name: str, module: Any, given: Any, imported: ImportedModule, ran: ModuleRun) -> Check:
     """Compare FLOPs of products with FlopCounterMode's of the module."""
     compared = "FLOPs of products with FlopCounterMode's"
-    module, given = (whole, inputs) if live.options.as_run else (live.module, values)
     try:
-        counts = products(module, given, imported, table)
+        counts = products(module, given, imported, ran.read, ran.sizes)
     except InputError as error:
         return Check(name, compared, str(error), None)
     text = " and backward ".join(

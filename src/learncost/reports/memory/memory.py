@@ -21,7 +21,7 @@ from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, long
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import OF_MEMORY, Request, takes_request
 from learncost.reports.run import possible, prepare
-from learncost.reports.sheet import AtLength, FigureAnswer
+from learncost.reports.sheet import AtLength, FigureAnswer, sizes_of
 
 if TYPE_CHECKING:
     from learncost.passes.fused_update import EpilogueUpdates
@@ -202,15 +202,15 @@ class Memory(AtLength, FigureAnswer):
         """Return why nothing fits the budget: what does not grow with the batch, or what one sequence takes."""
         inferring = self.procedure in INFERENCE
         each = " of each device" if self.over and inferring else ""
-        text = f"{self.budget:,} bytes{each} are too few for {'a batch of one' if self.letters else 'one sequence'}"
+        text = f"{self.budget:,} bytes{each} are too few for one sequence"
         static = ("weights", "master weights", "gradients", "optimizer state")
         parts = [part for part in static if self.split.get(part)]
         fixed = sum(self.split[part] for part in parts)
         if fixed > (self.budget or 0):
-            named = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-            text += f"{'' if self.letters else ' of one token'}: the {named} at the peak alone need {fixed:,}"
+            text += f" of one token: the {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))} "
+            text += f"at the peak alone need {fixed:,}"
         elif self.batch_size == 1:
-            text += f"{'' if self.letters else f' of {self.seq_len:,} tokens'}, which needs {self.peak:,}"
+            text += f" of {self.seq_len:,} tokens, which needs {self.peak:,}"
         return f"{text}; learncost fit shows what fits"
 
 
@@ -368,9 +368,21 @@ def memory(request: Request) -> Memory | MemoryComparison:
 
             asked = replace(request, batch_size=question.request.batch_size, procedure=procedure, engine=engine)
             return with_changes(memory_of_inference(asked, limit))
-        answer = answered(question.step(procedure, engine), engine, limit)
-        reserves = request.is_sharded and request.budget is None
-        return with_changes(replace(answer, _where=question.request.one_of_several, _reserves=reserves))
+        if question.regions and (least := question.least(procedure, engine)) > (limit or 0):
+            needed, present = sizes_of(least, limit or 0)
+            raise InputError(
+                f"no batch fits: weights and optimizer state take {needed} of {present}; learncost fit shows what fits"
+            )
+        answer = replace(
+            answered(question.step(procedure, engine), engine, limit),
+            _where=question.request.one_of_several,
+            _reserves=request.is_sharded and request.budget is None,
+        )
+        if answer.unfit and answer.nothing_fits:
+            raise InputError(
+                f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
+            )
+        return with_changes(answer)
 
     if len(names) > 1 and len(engines) > 1:
         raise InputError(

@@ -46,6 +46,7 @@ CASES = (
     ("accelerate", request(mesh="dp=8", placement="ddp", place=None, optimizer="lion", lora="all-linear", lora_rank=8)),
     ("deepspeed", request(mesh="dp=16", placement="zero-2", place=None, optimizer="sgd", dropout=0.1)),
     ("accelerate", request(mesh="dp=64", place=SHARDED, plan="flash,recompute=block")),
+    ("megatron", request(mesh="pp=2,dp=8", schedule="interleaved", chunks=2)),
 )
 """Steps that a trainer's file can say."""
 
@@ -53,7 +54,10 @@ REFUSED = {
     "zero-1": ("torchtitan", request("qwen3-0.6b", mesh="dp=16")),
     "model = gpt2": ("torchtitan", request(mesh="dp=16", place=SHARDED)),
     "the plan flash,recompute=gelu": ("megatron", request(mesh="dp=16", plan="flash,recompute=gelu")),
-    "chunks = 2": ("megatron", request(mesh="pp=2,dp=8", schedule="interleaved", chunks=2)),
+    "chunks = 2": (
+        "torchtitan",
+        request("llama-3-8b", mesh="pp=2,dp=8", place=SHARDED, schedule="interleaved", chunks=2),
+    ),
     "zero-2": ("megatron", request(mesh="dp=16", placement="zero-2", place=None)),
     "tp = 2": ("deepspeed", request(mesh="dp=8,tp=2", place=f"{TENSORS}, {STATES}")),
     "checkpointing = full": ("deepspeed", request(mesh="dp=8", plan="flash,recompute=block")),

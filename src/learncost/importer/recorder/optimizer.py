@@ -82,10 +82,12 @@ def recorded_update(stepping: OptimizerStep, shapes: Sequence[tuple[int, ...]], 
 
     runs  whether PyTorch runs the optimizer over these weights; otherwise gradients are clipped alone
     """
-    from learncost.importer.recorder.module_step import TYPES, in_a_run
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from learncost.importer.recorder.module_step import TYPES
 
     recorder, counters = Recorder(CUDA), set[int]()
-    with in_a_run(), recorder:
+    with FakeTensorMode(), recorder:
         with recorder.given(WEIGHTS, WEIGHTS):
             weights = [torch.nn.Parameter(torch.empty(shape, dtype=getattr(torch, TYPES[values]))) for shape in shapes]
         optimizer = optimizer_of(recorder, stepping, weights) if runs else None
